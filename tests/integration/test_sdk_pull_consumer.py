@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 
 import pytest
@@ -32,9 +33,11 @@ from protomq.errors import (
     OffsetIllegalError,
     TopicNotFoundError,
 )
+from protomq.hooks import Hook, ReceiveContext
 from protomq.wire.record import encode_front
 from protomq.wire.status import RpcStatus
 from tests.support.fake_server import FakeGrpcFront, FakeServer
+from tests.support.interrupts import interrupted_everywhere
 from tests.support.waiting import PATIENCE_S, async_wait_for, wait_for
 
 Q0, Q1 = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-a", 1)
@@ -501,6 +504,42 @@ def test_an_interrupted_poll_loses_nothing(
                 source.poll(PATIENCE_S)
         got += drain(source, 17)
     assert len(got) == len({(message.queue, message.queue_offset) for message in got}) == 20
+
+
+class Watching(Hook):
+    """Is called around each `poll`."""
+
+    def after_receive(self, context: ReceiveContext) -> None:
+        self.count = len(context.messages)
+
+
+@pytest.mark.parametrize("hooks", [[], [Watching()]], ids=["plain", "hooks"])
+@pytest.mark.parametrize("way", ["poll", "loop"])
+def test_a_poll_that_is_interrupted_anywhere_loses_nothing(server: FakeServer, hooks: list[Hook], way: str) -> None:
+    server.append("t", 0, [b"%d" % number for number in range(10)])
+    losses, loops = [], []
+    with ExitStack() as stack:
+
+        def made() -> PullConsumer:
+            source = stack.enter_context(consumer(server, "", hooks=hooks))
+            source.assign([Q0])
+            assert len(source.poll(PATIENCE_S, max_messages=3)) == 3
+            return source
+
+        def work(source: PullConsumer) -> object:
+            if way == "poll":
+                return source.poll(PATIENCE_S, max_messages=3)
+            loops.append(iter(source))
+            return next(loops[-1])
+
+        for place, source in interrupted_everywhere(made, work):
+            found = [message.queue_offset for message in source.poll(PATIENCE_S, max_messages=7)]
+            if found[:1] != [3]:
+                losses.append((place, found))
+            source.close()
+        for loop in loops:
+            loop.close()
+    assert losses == []
 
 
 def test_threads_share_a_consumer(server: FakeServer) -> None:

@@ -192,34 +192,45 @@ class PullConsumer(ConsumerBase):
         except BaseException as error:
             self._hooks.after_receive(context, (), error)
             raise
-        self._hooks.after_receive(context, messages)
+        try:
+            self._hooks.after_receive(context, messages)
+        except BaseException:
+            self._rewind()
+            raise
         return messages
 
     def _poll_within(self, timeout_s: float, max_messages: int, one_queue: bool) -> list[Message]:
         deadline_s = time.monotonic() + timeout_s
-        with self._own_lock():
-            self._check_open()
-            if self._is_newly_forked:
-                self._say_forked()
-            self._check_something_to_poll()
-            steps = self._steps
-            steps.state.user_came_back()
-            if self._handed is not None:
-                self._handed.came_back()
-            if not steps.is_settled(self._routes.cached):
-                self._run(steps.before_poll())
-            try:
+        is_begun = False
+        try:
+            with self._own_lock():
+                self._check_open()
+                if self._is_newly_forked:
+                    self._say_forked()
+                self._check_something_to_poll()
+                steps = self._steps
+                steps.state.user_came_back()
+                is_begun = True
+                if self._handed is not None:
+                    self._handed.came_back()
+                if not steps.is_settled(self._routes.cached):
+                    self._run(steps.before_poll())
                 messages = self._poll(deadline_s, max_messages, one_queue)
                 if self._handed is not None:
                     self._handed.gave(messages)
                 return messages
-            except ProtomqError:
-                raise
-            except BaseException:
-                # After Ctrl-C half-way, messages that were read but not returned must be pulled again.
-                self._close_pulls()
-                steps.state.rewind()
-                raise
+        except ProtomqError:
+            raise
+        except BaseException:
+            if is_begun:
+                self._rewind()
+            raise
+
+    def _rewind(self) -> None:
+        """After Ctrl-C half-way, messages that were read but not returned must be pulled again."""
+        with self._own_lock():
+            self._close_pulls()
+            self._state.rewind()
 
     def _poll(self, deadline_s: float, max_messages: int, one_queue: bool) -> list[Message]:
         wait_s = 0.0
@@ -250,13 +261,13 @@ class PullConsumer(ConsumerBase):
                 messages = self.poll()
             except ClosedError:
                 return
-            for i, message in enumerate(messages):
-                try:
+            taken = 0
+            try:
+                for taken, message in enumerate(messages, 1):  # noqa: B007
                     yield message
-                except GeneratorExit:
-                    with self._own_lock():
-                        self._state.give_back(messages[i + 1 :])
-                    raise
+            except BaseException:  # The loop is left, or interrupted.
+                self._give_back(messages[taken:])
+                raise
 
     def run_scheduled(
         self,
@@ -282,8 +293,8 @@ class PullConsumer(ConsumerBase):
                 messages = self._poll_for(schedule.next_due_in_s(now_s), max_messages, one_queue=True)
                 if not messages:
                     continue
-                queue = messages[0].queue
                 try:
+                    queue = messages[0].queue
                     schedule.pulled(queue, pull(queue, messages), time.monotonic())
                 except Exception as error:
                     schedule.failed(queue, error, time.monotonic())

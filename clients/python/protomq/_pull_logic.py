@@ -449,8 +449,11 @@ class PullState:
                 state.in_flight, state.generation = False, next(self._generations)
 
     def rewind(self) -> None:
-        """Everything begins again behind what was finished: for the user whose `poll` was interrupted half-way."""
+        """Everything begins again behind what was finished: for the user whose `poll` was interrupted half-way, at any place of it."""
+        self._line.clear()
+        self._waiting_bytes = 0
         for queue, state in self._queues.items():
+            state.waiting.clear()
             if state.safe_position is not None:
                 self.seek(queue, state.safe_position)
         self._handed_out.clear()
