@@ -3,11 +3,13 @@
     ack ──▶ by topic and broker ──▶ what waits ──▶ one call at a time ──▶ each caller gets what is its own
 
 A caller learns what it would have learned alone. Where a common call leaves that open, its messages are told once more, by themselves.
+Where an event loop ends, callers may have ended with it: the log has the number of messages of which the broker may not know.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +20,8 @@ from ._pop_steps import PopSteps, checked_messages
 from ._pop_tasks import Runs
 from ._types import PoppedQueue
 from .errors import ProtomqError
+
+logger = logging.getLogger("protomq")
 
 
 class _Ack(NamedTuple):
@@ -35,6 +39,8 @@ class AckGatherer:
         self._run = run
         self._waiting: dict[tuple[str, str], list[_Ack]] = {}
         """By topic and broker: as long as a task works for them."""
+        self._told: dict[tuple[str, str], list[_Ack]] = {}
+        """Of the calls that are under way."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ack(self, messages: Message | Iterable[Message]) -> list[Message]:
@@ -61,31 +67,48 @@ class AckGatherer:
         return ack.stale
 
     async def _work_off(self, place: tuple[str, str], waiting: list[_Ack]) -> None:
-        acks: list[_Ack] = []
         try:
             # What other tasks acknowledge in this turn of the loop goes along.
             await asyncio.sleep(0)
             while waiting:
-                acks = waiting.copy()
+                acks = self._told[place] = waiting.copy()
                 waiting.clear()
                 await self._tell(acks)
             del self._waiting[place]
         except BaseException as error:
-            self._give_up(place, acks, error)
+            self._give_up(place, why_ended(error))
             raise
+        finally:
+            self._told.pop(place, None)
 
     def _ended(self, place: tuple[str, str], waiting: list[_Ack], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if self._waiting.get(place) is waiting:  # It was cancelled before its first step.
-            self._give_up(place, (), asyncio.CancelledError())
+            self._give_up(place, why_ended(asyncio.CancelledError()))
 
-    def _give_up(self, place: tuple[str, str], told: Iterable[_Ack], error: BaseException) -> None:
-        """Nobody tells the broker any more of what is left. `told`: of these it may have heard."""
-        why = why_ended(error)
+    def leave_loop(self) -> None:
+        """The loop is closed, and with it all that waited there."""
+        for place in list(self._waiting):
+            self._give_up(place, "the event loop was closed")
+
+    def forget(self) -> None:
+        """In a forked child: what is under way is the parent's."""
+        self._waiting.clear()
+        self._told.clear()
+
+    def _give_up(self, place: tuple[str, str], why: str) -> None:
+        """Nobody tells the broker any more of what is left, nor goes on with what it may have heard of."""
+        told, waiting = self._told.pop(place, []), self._waiting.pop(place, [])
+        count = sum(len(ack.messages) for ack in (*told, *waiting) if ack.stale.cancelled() or not ack.stale.done())
         for ack in told:
             fail(ack.stale, given_up(why, is_under_way=True))
-        for ack in self._waiting.pop(place):
+        for ack in waiting:
             fail(ack.stale, given_up(why, is_under_way=False))
+        if count:
+            logger.warning(
+                "the broker may not know of %d acknowledgement%s, whose messages come again then: %s. Await `ack` before",
+                count, "s" if count > 1 else "", why,
+            )  # fmt: skip
 
     async def _tell(self, acks: Sequence[_Ack]) -> None:
         try:

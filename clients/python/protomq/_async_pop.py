@@ -317,6 +317,9 @@ class AsyncSimpleConsumer(OfOneProcess):
         if loop is None:
             return  # The first step of a task that begins where it is made, before its loop runs.
         if self._loop is not None and (self._loop is not loop or self._fork_count != _forks.fork_count):
+            if self._fork_count != _forks.fork_count:
+                self._acks.forget()
+            self._acks.leave_loop()
             self._begin()
         self._loop, self._fork_count = loop, _forks.fork_count
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import re
 import signal
 import threading
 import warnings
@@ -26,6 +27,7 @@ from protomq import (
 from protomq._async_acks import AckGatherer
 from protomq._async_routes import AsyncRoutes
 from protomq._end_lines import AsyncEndLine
+from protomq._one_way_failures import OneWayFailures
 from protomq._requests import ReplyInbox
 from protomq._transactions import End
 from protomq._types import BrokerAddress, MethodInfo
@@ -292,8 +294,11 @@ async def test_who_waits_for_a_line_whose_task_is_cancelled_gets_an_error(turn_c
     await producer.close()
 
 
+@pytest.mark.parametrize("turn_count", [1, 9])
 @every_end
-def test_acknowledgements_go_out_in_the_next_loop(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledgements_in_line_are_counted_and_go_out_in_the_next_loop(
+    run: Run, turn_count: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     consumer = AsyncSimpleConsumer("g", namesrv="127.0.0.1:1")
     is_stuck = True
     told: list[bytes] = []
@@ -312,14 +317,54 @@ def test_acknowledgements_go_out_in_the_next_loop(run: Run, monkeypatch: pytest.
     consumer._begin()
 
     async def begin() -> None:
-        tasks.append(asyncio.create_task(consumer.ack(messages(1))))
-        await turns(1)
+        tasks.extend(asyncio.create_task(consumer.ack(messages(2, "a", first))) for first in (1, 3))
+        await turns(turn_count)
 
     tasks: list[asyncio.Task[list[Message]]] = []
     run(begin())
     is_stuck = False
     assert asyncio.run(in_time(consumer.ack(messages(1)))) == []
     assert told == [b"a0"]
+    tasks.clear()
+    gc.collect()
+    (text,) = not_acknowledged(caplog)
+    assert re.match("the broker may not know of 4 acknowledgements, .* the event loop (ended|was closed)", text)
+
+
+def not_acknowledged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says of acknowledgements."""
+    return [record.getMessage() for record in caplog.records if "acknowledgement" in record.getMessage()]
+
+
+def test_acknowledgements_of_a_consumer_that_nobody_has_any_more_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async def stuck(_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    class Steps:
+        def ack(self, acked: list[Message]) -> list[Message]:
+            return acked
+
+    async def begin() -> None:
+        acks = AckGatherer(Steps(), stuck)  # type: ignore[arg-type]
+        tasks.append(asyncio.create_task(acks.ack(messages(1))))
+        await turns(5)
+
+    tasks: list[asyncio.Task[list[Message]]] = []
+    run_and_close(begin())
+    tasks.clear()
+    gc.collect()
+    (text,) = not_acknowledged(caplog)
+    assert text.startswith("the broker may not know of 1 acknowledgement, ")
+
+
+def test_refused_one_way_calls_are_all_counted_where_nobody_closes_their_link(caplog: pytest.LogCaptureFixture) -> None:
+    failures = OneWayFailures("a:1")
+    for _ in range(5):
+        failures.note(_methods.SEND, ClosedError("its event loop ended"))
+    del failures
+    gc.collect()
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text.partition(" of ")[0] for text in texts] == ["a one-way call", "4 one-way calls"]
 
 
 @every_end
