@@ -330,7 +330,9 @@ def test_members_whose_disks_do_not_take_the_new_epoch_stay_slaves_and_one_leads
 def test_a_master_whose_disk_is_full_gives_the_lead_to_a_member_with_room_and_joins_again_when_it_has_some(tmp_path: Path) -> None:
     library = build_library(tmp_path)
     disks = [SickDisk(tmp_path / f"disk-{number}", library) for number in (1, 2, 3)]
-    with elected_cluster(tmp_path, environments=[disk.environment for disk in disks]) as here:
+    # A log has space until its segment ends: with small ones that is soon, however few messages a busy machine sends.
+    store = {"segment_size_bytes": "64KiB"}
+    with elected_cluster(tmp_path, environments=[disk.environment for disk in disks], store=store) as here:
         old = here.wait_leading(3)
         old_disk = disks[here.brokers.index(old)]
         others = [broker for broker in here.brokers if broker is not old]

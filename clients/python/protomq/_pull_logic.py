@@ -774,6 +774,8 @@ class PullState:
             position = state.safe_position if safe_only else state.position
             if state.is_gone:
                 continue  # An offset of the old topic is of no use to anybody.
+            if safe_only and not position and not state.incarnation:
+                continue  # Nobody has said that the queue is there: a route may be older than a topic that was made again.
             if position is not None and position != state.committed:
                 wanted[queue] = position
         return wanted

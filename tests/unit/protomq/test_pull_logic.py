@@ -43,7 +43,7 @@ Q0, Q1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
 def state(*queues: MessageQueue, tags: tuple[str, ...] = (), **options: object) -> PullState:
     made = PullState(PullOptions("g", **options), random.Random(1))  # type: ignore[arg-type]
     made.assign(queues or (Q0,), {"t": tags})
-    made.start_all(made.queues, {}, {})
+    made.start_all(made.queues, {}, {}, incarnation=7)
     return made
 
 
@@ -369,6 +369,17 @@ def test_messages_given_back_come_again() -> None:
     assert pull(made).queue_offset == 1
 
 
+def test_of_a_queue_of_which_no_broker_has_said_a_word_nothing_is_committed() -> None:
+    made = PullState(PullOptions("g"), random.Random(1))
+    made.assign((Q0, Q1), {"t": ()})
+    made.start_all((Q0,), {}, {}, incarnation=7)
+    made.start_all((Q1,), {}, {})
+    assert made.to_commit(safe_only=True) == {Q0: 0}, "the topic may have been made again without the other queue"
+    assert made.to_commit(safe_only=False) == {Q0: 0, Q1: 0}, "the program asks for it"
+    made.seek(Q1, 3)
+    assert made.to_commit(safe_only=True) == {Q0: 0, Q1: 3}
+
+
 def test_a_committed_offset_is_where_it_goes_on_and_is_not_committed_again() -> None:
     made = PullState(PullOptions("g"))
     made.assign([Q0, Q1], {})
@@ -571,7 +582,7 @@ def test_a_request_says_all_that_was_asked_for() -> None:
     request = pull_service_pb2.PullRequest.FromString(made.encode_request(pull(made)))
     assert request == pull_service_pb2.PullRequest(
         topic="t", queue_id=0, queue_offset=8, record_count_max=6, size_max_bytes=7, hold_ms=5, tags=["A"],
-        consumer_group="g", member=made.member_name(),
+        consumer_group="g", member=made.member_name(), topic_incarnation=7,
     )  # fmt: skip
 
 
