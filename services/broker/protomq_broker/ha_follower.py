@@ -40,6 +40,7 @@ from .name_server_connections import get_cluster_info
 from .store.errors import DiskFullError, StoreError
 from .store.log.agreement import START, LogPoint, last_agreed
 from .store.log.commit_log import DISK_FULL_ERRNOS
+from .store.log.epochs import RESTORED_EPOCHS
 
 if TYPE_CHECKING:
     from protomq_ha.leadership_values import Follow
@@ -66,6 +67,8 @@ its slaves. When the election names another one, a pause ends at once, and the n
 SESSION_SHORT_MS: Final = 1_000
 """A session that its master ends earlier is followed by the pause, too."""
 HOUR_MS: Final = 3_600_000
+EPOCH_MAX: Final = (1 << 63) - 1
+"""No log has a higher one."""
 SIGN_INTERVAL_S: Final = 0.5
 """While a part of the log comes, the master is told so often that it does."""
 NOTE_INTERVAL_MS: Final = 1_000
@@ -373,6 +376,8 @@ class HaFollower:
         # All logs begin with the same head.
         elif point.position <= SEAL_SIZE_BYTES:
             self._check_may_drop(point.position, master.first_position, client.address)
+        else:
+            self._check_is_no_older_copy(point.position, master, client.address)
         try:
             kept = self._writer.run(lambda: store.truncate_to(point))
         except OSError as error:
@@ -437,6 +442,22 @@ class HaFollower:
         raise OtherPastError(
             f"the log of the master at {address}{begins} shares nothing with this one, which {what}; nothing is dropped. If the master has"
             " lost its log, let this broker lead: change broker_role and broker_id of both. Else give this broker an empty folder"
+        )
+
+    def _check_is_no_older_copy(self, position: int, master: RemoteLog, address: Address) -> None:
+        """Raises OtherPastError if a master with a fixed role has this log up to `position` only, though it was kept safely behind that.
+
+        That does not count if the master was restored: `protomq restore` was told to.
+        """
+        kept = kept_safely(self._store, position)
+        newest = master.epoch_end(EPOCH_MAX) if kept else None
+        if newest is None or newest[0] - self._store.epochs.highest_epoch > RESTORED_EPOCHS // 2:
+            return
+        raise OtherPastError(
+            f"the master at {address} has this log up to position {position} only. A master had all up to {kept} on its disk, and said that"
+            " it was confirmed: nothing is dropped. Was the master's folder replaced by an older copy, or does a broker lead that lacks"
+            " messages? If this store has the right ones, let this broker lead: change broker_role and broker_id of both. Else give this"
+            " broker an empty folder"
         )
 
     def _check_elected_lacks_nothing(self, point: LogPoint, first_position: int, address: Address) -> None:
@@ -589,6 +610,19 @@ class HaFollower:
 def _has_led(store: Store) -> bool:
     """Whether this store wrote some of its log as the leader."""
     return any(row.is_led for row in store.epochs.rows)
+
+
+def kept_safely(store: Store, position: int) -> int:
+    """Up to where the log behind `position` was on the disk of the leader that wrote it, and confirmed; 0: nothing of it.
+
+    No crash takes that back, and no power cut. What this store wrote itself does not count: an operator has changed the roles since then.
+    """
+    rows = store.epochs.rows
+    ends = [*(row.start_position for row in rows[1:]), store.appended_position]
+    if any(row.is_led and end > position for row, end in zip(rows, ends, strict=False)):
+        return 0
+    kept = min(store.positions.confirmed, store.leader_synced_position)
+    return kept if _sound_bytes(store, position, kept) else 0
 
 
 def _has_sound_part(store: Store) -> bool:
