@@ -46,7 +46,7 @@ from protomq_ha.leadership_values import (
     StopFollowing,
     StopLeading,
 )
-from protomq_ha.orders import OrderStandsError, standing_order, to_leave, to_withdraw
+from protomq_ha.orders import OrderStandsError, standing_order, to_leave, to_withdraw, withdrawn_by
 
 if TYPE_CHECKING:
     from protomq_ha.in_sync_set import MemberReport
@@ -402,13 +402,13 @@ class LeadershipDriver:
         """
         return self._change_order(lambda view: to_leave(view, kind, target))
 
-    def withdraw_order(self) -> str:
+    def withdraw_order(self, request_id: str = "") -> str:
         """Takes the order away that stands. Returns which one that was, "" if none stood. Raises OrderRefusedError. Takes some seconds at
-        worst.
+        worst. A request that comes again by its id gets the answer that it had.
         """
-        return self._change_order(to_withdraw)
+        return self._change_order(lambda view: to_withdraw(view, request_id), request_id)
 
-    def _change_order(self, change: Callable[[ClusterView], Transaction | None]) -> str:
+    def _change_order(self, change: Callable[[ClusterView], Transaction | None], request_id: str = "") -> str:
         view = self._etcd.ask(ReadCluster())
         if not isinstance(view, ClusterView):
             raise OrderRefusedError("etcd does not answer: nobody can take over, and no order can be left")
@@ -417,11 +417,15 @@ class LeadershipDriver:
         except OrderStandsError as error:
             raise OrderPendingError(f"another order is there: {error}. Nothing was changed") from None
         if transaction is None:
-            return ""
+            return withdrawn_by(view, request_id) or ""
         done = self._etcd.ask(transaction)
         if not isinstance(done, Committed):
             raise OrderUncertainError("etcd has not said whether it has the order: look at the status")
         if not done.is_made:
+            # An earlier try of the same request may have been faster.
+            now = self._etcd.ask(ReadCluster()) if request_id else None
+            if isinstance(now, ClusterView) and (answer := withdrawn_by(now, request_id)):
+                return answer
             raise OrderPendingError("another order was left or taken at the same time. Nothing was changed: look at the status")
         return standing_order(view)
 

@@ -22,6 +22,7 @@ from protomq_ha.cluster_state import (
     IN_SYNC,
     PROMOTE_UNCLEAN,
     SWITCH,
+    WITHDRAWN,
     ClusterView,
     LogEnd,
     MemberName,
@@ -275,6 +276,35 @@ def test_an_order_is_withdrawn_unless_somebody_was_faster(etcd: FakeEtcd) -> Non
         idle_driver(Scripted(view, Committed(False, 9))).withdraw_order()
     with pytest.raises(OrderUncertainError):
         idle_driver(Scripted(view, None)).withdraw_order()
+
+
+def test_a_withdrawal_whose_answer_was_lost_is_answered_as_at_first_and_takes_no_later_order_away(etcd: FakeEtcd) -> None:
+    gateway = HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport)
+    first, other = idle_driver(gateway), idle_driver(gateway)
+    first.order(PROMOTE_UNCLEAN, "gone")
+    seen = etcd.model.view
+    assert first.withdraw_order("r1") == "promotion of store gone"
+    assert other.withdraw_order("r1") == "promotion of store gone"
+    first.order(SWITCH, "2")
+    standing = etcd.model.view.order
+    assert other.withdraw_order("r1") == "promotion of store gone"
+    assert etcd.model.view.order == standing
+    # Both tries are under way at once.
+    late = Scripted(seen, Committed(False, 9), etcd.model.view)
+    assert idle_driver(late).withdraw_order("r1") == "promotion of store gone"
+    assert other.withdraw_order("r2") == "switch to store 2"
+    assert first.withdraw_order("r3") == ""
+    first.order(SWITCH, "3")
+    assert other.withdraw_order() == "switch to store 3", "an earlier version sends no id"
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b'{"request_id": 1, "order": ""}'])
+def test_nobody_is_held_up_by_what_says_who_has_withdrawn(etcd: FakeEtcd, value: bytes) -> None:
+    etcd.model.commit(Transaction((), (Put(WITHDRAWN, value),)))
+    driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
+    driver.order(SWITCH, "2")
+    assert driver.withdraw_order("r1") == "switch to store 2"
+    assert driver.withdraw_order("r1") == "switch to store 2"
 
 
 def test_a_switch_that_is_withdrawn_on_its_way_leaves_the_lead_where_it_is(make: Callable[[str], Broker], etcd: FakeEtcd) -> None:
