@@ -333,23 +333,35 @@ class LeadershipDriver:
             if machine is None or not machine.has_successor:
                 return False
             machine.is_leaving = True
+        is_left, next_try_ms = False, 0
         try:
-            self.order(SWITCH, "")
-        except OrderPendingError:
-            pass  # it is a switch as well, or it is taken back
+            while self.role in (Role.LEADING, Role.HANDING_OVER):
+                now_ms = self.now_ms()
+                if now_ms >= until_ms:
+                    log.warning("the lead was not handed over within %.1f s", timeout_s)
+                    return False
+                if not is_left and now_ms >= next_try_ms:
+                    is_left = self._leave_switch()
+                    next_try_ms = now_ms + machine.settings.read_interval_ms
+                self._closing.wait(HAND_OVER_LOOK_S)
+            return True
         except OrderRefusedError as error:
             log.warning("the lead is not handed over: %s", error)
             return False
-        try:
-            while self.role in (Role.LEADING, Role.HANDING_OVER):
-                if self.now_ms() >= until_ms:
-                    log.warning("the lead was not handed over within %.1f s", timeout_s)
-                    return False
-                self._closing.wait(HAND_OVER_LOOK_S)
-            return True
         finally:
             with self._lock:
                 machine.is_leaving = False
+
+    def _leave_switch(self) -> bool:
+        """Returns whether a switch is left to whichever is furthest. False: another order stands. It is a switch as well, or is taken back.
+
+        Raises OrderRefusedError.
+        """
+        try:
+            self.order(SWITCH, "")
+        except OrderPendingError:
+            return False
+        return True
 
     def _standing(self) -> Standing:
         machine = self._begun

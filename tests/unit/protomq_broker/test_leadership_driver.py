@@ -20,6 +20,7 @@ from protomq_broker.leadership_driver import (
 )
 from protomq_ha.cluster_state import (
     IN_SYNC,
+    ORDER,
     PROMOTE_UNCLEAN,
     SWITCH,
     WITHDRAWN,
@@ -32,6 +33,7 @@ from protomq_ha.cluster_state import (
     encode_in_sync,
     encode_master,
     encode_name,
+    encode_order,
 )
 from protomq_ha.in_sync_set import MemberReport
 from protomq_ha.leadership_values import (
@@ -204,6 +206,32 @@ def test_a_master_whose_successor_lags_ends_all_the_same(
     assert not driver.hand_over(0.3)
     etcd.is_up = False
     assert not driver.hand_over(5)
+
+
+def test_a_master_that_ends_hands_over_behind_an_order_that_it_takes_back(
+    make: Callable[[str], Broker], etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A promotion, or a switch to a member that is gone, stood in the moment of its SIGTERM."""
+    driver = make("1").lead().driver
+    asked_ms = driver.now_ms() + 100_000
+    until(lambda: driver.report(100, {"2": MemberReport(100, True, asked_ms)}).copies == 2)
+    leave = driver.order
+    tries: list[str] = []
+
+    def order(kind: str, target: str) -> str:
+        tries.append(kind)
+        if len(tries) == 1:
+            etcd.model.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "gone")),)))
+            raise OrderPendingError("another order is there")
+        return leave(kind, target)
+
+    monkeypatch.setattr(driver, "order", order)
+    assert driver.hand_over(20)
+    assert len(tries) > 1
+    assert set(tries) == {SWITCH}
+    view = etcd.model.view
+    assert view.in_sync is not None
+    assert (view.in_sync.successor, view.order) == ("2", None)
 
 
 class Scripted:
