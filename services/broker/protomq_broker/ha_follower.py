@@ -35,6 +35,7 @@ from protomq_runtime.errors import ServiceError
 from protomq_runtime.remoting_client import Answer, OtherProtocolError, RemotingClient
 
 from .fetch_answers import AnswerMemory
+from .follow_pauses import FollowPauses
 from .ha_session import FollowSession, OtherSegmentsError
 from .name_server_connections import get_cluster_info
 from .store.errors import DiskFullError, StoreError
@@ -57,13 +58,7 @@ log = logging.getLogger("protomq.broker")
 
 CALL_TIMEOUT_S: Final = 10.0
 CHECK_TIMEOUT_S: Final = 1.0
-RETRY_PAUSE_S: Final = 0.25
-RETRY_PAUSE_MAX_S: Final = 3.0
 ELECTED_CALL_TIMEOUT_S: Final = 2.0
-ELECTED_PAUSE_S: Final = 0.02
-ELECTED_PAUSE_MAX_S: Final = 0.25
-"""Pauses before the next try where the master is elected: the first, and the longest. They are short because sends of a new master wait for
-its slaves. When the election names another one, a pause ends at once, and the next one is the first again."""
 SESSION_SHORT_MS: Final = 1_000
 """A session that its master ends earlier is followed by the pause, too."""
 HOUR_MS: Final = 3_600_000
@@ -215,6 +210,7 @@ class HaFollower:
         self._complaint = ""
         # An operator, or a replica that heals this log.
         self._has_disk_failed = self._needs_others = False
+        self._pauses = FollowPauses(is_elected=leadership is not None)
         self._thread: threading.Thread | None = None
         self.on_following: Callable[[Address], None] = lambda master: None
         """Called on the follower's thread when a session with this master has begun. It must not wait."""
@@ -264,37 +260,43 @@ class HaFollower:
             self._confirmed_file.write(self._store.positions.confirmed)
 
     def _run(self) -> None:
-        first_s, max_s = RETRY_PAUSE_S, RETRY_PAUSE_MAX_S
-        if self._leadership is not None:
-            first_s, max_s = ELECTED_PAUSE_S, ELECTED_PAUSE_MAX_S
-        pause_s = first_s
+        self._pauses.begin_again()
         while not self._stopping.is_set():
-            heard_ms, begun_ms = self.view.heard_ms, self._clock.monotonic_ms()
+            failure: Exception | None = None
+            begun_ms = self._clock.monotonic_ms()
             try:
                 self._follow_once()
-                self._needs_others = self._has_disk_failed = False
-                # A session that ends as soon as it has begun may be ended by another store with our id.
-                if self._clock.monotonic_ms() - begun_ms >= SESSION_SHORT_MS:
-                    continue
             except TruncatedError as error:
                 self._complain(error)
                 self._on_truncated()
                 return
-            except _EXPECTED as error:
-                self._needs_others = isinstance(error, OtherPastError | SkippedPartsError)
-                self._has_disk_failed = isinstance(error, DiskFullError) or (
-                    isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS
-                )
-                self._complain(error)
             except Exception as error:
-                log.exception("following the master failed; it begins again")
-                self._complain(error)
-            if self._store.log_failure or self._has_disk_failed or self._needs_others:
-                pause_s = RETRY_PAUSE_MAX_S
-            elif self.view.heard_ms != heard_ms:
-                pause_s = first_s
-            pause_s = first_s if self._hurrying.wait(pause_s) else min(2 * pause_s, max_s)
+                failure = error
+            pause_s = self._pause_after(failure, begun_ms)
+            if not pause_s:
+                continue
+            if self._hurrying.wait(pause_s):
+                self._pauses.begin_again()
             self._hurrying.clear()
+
+    def _pause_after(self, failure: Exception | None, begun_ms: int) -> float:
+        """The pause after a try that began then, in seconds. `failure`: why it has failed; None: the master has ended the session."""
+        if failure is None:
+            self._needs_others = self._has_disk_failed = False
+            # A session that ends as soon as it has begun may be ended by another store with our id.
+            if self._clock.monotonic_ms() - begun_ms >= SESSION_SHORT_MS:
+                return 0
+        elif isinstance(failure, _EXPECTED):
+            self._needs_others = isinstance(failure, OtherPastError | SkippedPartsError)
+            self._has_disk_failed = isinstance(failure, DiskFullError) or (
+                isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS
+            )
+            self._complain(failure)
+        else:
+            log.error("following the master failed; it begins again", exc_info=failure)
+            self._complain(failure)
+        needs_others = bool(self._store.log_failure) or self._has_disk_failed or self._needs_others
+        return self._pauses.after(self.view.heard_ms, needs_others=needs_others)
 
     def _follow_once(self) -> None:
         """Runs one session. Returns if the master has ended it, or after `close`."""

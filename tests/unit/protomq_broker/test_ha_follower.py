@@ -14,7 +14,7 @@ import pytest
 
 from protomq.v1 import ha_service_pb2 as ha
 from protomq.wire.record import SEAL_SIZE_BYTES
-from protomq_broker import ha_follower
+from protomq_broker import follow_pauses, ha_follower
 from protomq_broker.config import BrokerConfig
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.fetch_answers import AnswerMemory
@@ -749,7 +749,7 @@ def test_a_master_that_does_not_answer_is_asked_less_and_less_often_until_it_doe
     monkeypatch.setattr(follower, "_follow_once", follow_once)
     monkeypatch.setattr(follower, "_hurrying", SimpleNamespace(wait=is_woken_in, clear=lambda: None))
     follower._run()
-    first, last = ha_follower.ELECTED_PAUSE_S, ha_follower.ELECTED_PAUSE_MAX_S
+    first, last = follow_pauses.ELECTED_PAUSE_S, follow_pauses.ELECTED_PAUSE_MAX_S
     assert last <= 0.25
     rising = [first, 2 * first, 4 * first, 8 * first]
     assert pauses == [*rising, *[last] * 6, *rising[:3], *rising[:3]]
@@ -758,7 +758,7 @@ def test_a_master_that_does_not_answer_is_asked_less_and_less_often_until_it_doe
 def test_a_slave_without_a_master_begins_as_soon_as_one_is_elected(monkeypatch: pytest.MonkeyPatch) -> None:
     line = _SilentMaster()
     monkeypatch.setattr(ha_follower, "RemotingClient", line.connect)
-    monkeypatch.setattr(ha_follower, "ELECTED_PAUSE_S", 600)
+    monkeypatch.setattr(follow_pauses, "ELECTED_PAUSE_S", 600)
     leadership = SimpleNamespace(target=None, may_speak=lambda asked: True, is_damaged=False)
     follower = follower_of(slave_of(with_messages(5)), leadership=leadership)
     has_complained = threading.Event()
