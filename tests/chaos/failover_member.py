@@ -38,8 +38,6 @@ from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.group_service import GroupService
 from protomq_broker.ha_follower import (
-    ELECTED_PAUSE_MAX_S,
-    ELECTED_PAUSE_S,
     HaFollower,
     NoMasterError,
     OtherPastError,
@@ -60,7 +58,7 @@ from protomq_broker.replication import Replication
 from protomq_broker.send_service import SendService
 from protomq_broker.slave_gate import not_master, refuse_changes
 from protomq_broker.state_changes import StateChanges
-from protomq_broker.store.errors import DiskFullError, StoreError, StoreFailedError
+from protomq_broker.store.errors import StoreError, StoreFailedError
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.tail_file import TailFile
@@ -104,13 +102,13 @@ COMPARE: Final = "/protomq.v1.HaService/CompareLog"
 SEND: Final = "/protomq.v1.SendService/Send"
 READ_LOG: Final = "/protomq.v1.LogService/ReadLog"
 
-# All times are a third of the real ones, so that a life is short.
+SHORTER: Final = 3
+"""All times are a third of the real ones, so that a life is short."""
 LEASE_MS: Final = 1_000
 HEARTBEAT_MS: Final = 150
 SILENCE_MS: Final = 700
 TICK_MS: Final = 50
 HURRIED_TICK_MS: Final = 20
-RETRY_LATE_MS: Final = 700
 LOOK_MS: Final = 330
 FLUSH_MS: Final = 170
 NOTE_MS: Final = 150
@@ -298,8 +296,7 @@ class Following:
         self.memory = AnswerMemory()
         self.under_way = 0
         self.heard_ms = 0.0
-        self._heard_before_ms: int | None = None
-        self._pause_s = ELECTED_PAUSE_S
+        self._begun_ms = 0
         self.is_of_another_past = False
         """It does not follow, for the master lacks what may have been confirmed here."""
 
@@ -312,7 +309,7 @@ class Following:
     def begin(self) -> None:
         """See HaFollower._begin; and a pause before the next try ends."""
         self.hang_up()
-        self._pause_s = ELECTED_PAUSE_S
+        self.follower._pauses.begin_again()
         self.member.at(0, self._connect, self.turn)
 
     def hang_up(self) -> None:
@@ -337,16 +334,11 @@ class Following:
             self.world.fired["truncated"] += 1
             member.do_soon("reopen")
             return
-        if error is not None:
-            follower._complain(error)
-        has_disk_failed = isinstance(error, DiskFullError | OtherPastError | SkippedPartsError) or member.store.log_failure
+        pause_s = follower._pause_after(error, self._begun_ms)
         self.is_of_another_past = isinstance(error, OtherPastError)
         if self.is_of_another_past:
             self.world.fired["refused to drop its log"] += 1
-        if follower.view.heard_ms != self._heard_before_ms:
-            self._heard_before_ms, self._pause_s = follower.view.heard_ms, ELECTED_PAUSE_S
-        member.at(RETRY_LATE_MS if has_disk_failed else 1_000 * self._pause_s, self._connect, self.turn)
-        self._pause_s = min(2 * self._pause_s, ELECTED_PAUSE_MAX_S)
+        member.at(1_000 * pause_s / SHORTER, self._connect, self.turn)
 
     def _guarded(self, step: Callable[[], None]) -> None:
         try:
@@ -360,6 +352,7 @@ class Following:
 
     def _begin_session(self) -> None:
         follower, member, world = self.follower, self.member, self.world
+        self._begun_ms = follower._clock.monotonic_ms()
         address = follower._find_master()
         master = world.find_address(str(address))
         if master is None or not master.is_up or master.server is None or (member.name, master.name) in world.cut:

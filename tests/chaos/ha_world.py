@@ -5,6 +5,7 @@
     R3   a slave's log is its master's, octet by octet, up to where its session has come
     R4   what nobody has sent or acknowledged by the rules moves nothing
     R5   when all is quiet, every slave has everything, and sends are answered SEND_OK
+    R6   no crash and no power cut makes a master look like an older copy of itself, which no slave would follow
 
 Real are HaService, the table of replicas, what follows for sends (`Replication`), `FollowSession` and the stores, on simulated disks. The
 world plays the sockets, the clock, and the thread of each slave. A power cut of the master may take back what it has not synced: SEND_OK of
@@ -24,6 +25,7 @@ from protomq.wire.record import RecordTemplate, encode_record_field
 from protomq_broker.config import BrokerConfig
 from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.follower_writer import FollowerWriter
+from protomq_broker.ha_follower import kept_safely
 from protomq_broker.ha_session import FollowSession
 from protomq_broker.replication import Replication
 from protomq_broker.store.config import StoreConfig
@@ -269,6 +271,8 @@ class HaWorld:
         elif answer.status == ha.FETCH_STATUS_DIVERGED:
             self.fired["truncated"] += 1
             point = last_agreed(slave.store, self.master.store, slave.store.epoch) or START
+            if kept := kept_safely(slave.store, point.position):
+                self.say("R6", f"slave {slave.number} would not drop what stands behind {point.position}: it was safe up to {kept}")
             slave.store.truncate_to(point)
             slave.go_down("kill")
 

@@ -323,7 +323,7 @@ def damage_while_open(world: StoreWorld, seed: int, report: DamageReport) -> lis
         image.scan()
         baseline = _places(image)
         before = _queue_files(image)
-        # Of a system topic nobody reads while the store is open: a start does, and rebuilds its queue.
+        # Of a system topic nobody reads while the store is open: the scrub or a start comes to it (test_damaged_states.py).
         paths = sorted(path for path in before if SYSTEM_PREFIX not in path)
         for path in rng.sample(paths, min(len(paths), rng.choice((1, 1, 2, 4)))):
             _harm_in_place(image.disk, path, before[path], rng)

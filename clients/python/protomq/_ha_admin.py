@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -225,7 +226,9 @@ def withdraw_order(admin: AdminCalls, broker_name: str) -> str:
     with fork_waits:
         from .v1 import ha_service_pb2 as pb
 
-    request = pb.OrderLeadRequest(broker_name=broker_name, kind=pb.ORDER_KIND_WITHDRAW)
+    # So that a try whose answer was lost can be told from none.
+    request_id = secrets.token_hex(16)
+    request = pb.OrderLeadRequest(broker_name=broker_name, kind=pb.ORDER_KIND_WITHDRAW, request_id=request_id)
     return _ask_any(admin, broker_name, _methods.ORDER_LEAD, request, pb.OrderLeadResponse).replaced_order
 
 

@@ -35,11 +35,13 @@ from protomq_runtime.errors import ServiceError
 from protomq_runtime.remoting_client import Answer, OtherProtocolError, RemotingClient
 
 from .fetch_answers import AnswerMemory
+from .follow_pauses import FollowPauses
 from .ha_session import FollowSession, OtherSegmentsError
 from .name_server_connections import get_cluster_info
 from .store.errors import DiskFullError, StoreError
 from .store.log.agreement import START, LogPoint, last_agreed
 from .store.log.commit_log import DISK_FULL_ERRNOS
+from .store.log.epochs import RESTORED_EPOCHS
 
 if TYPE_CHECKING:
     from protomq_ha.leadership_values import Follow
@@ -56,16 +58,12 @@ log = logging.getLogger("protomq.broker")
 
 CALL_TIMEOUT_S: Final = 10.0
 CHECK_TIMEOUT_S: Final = 1.0
-RETRY_PAUSE_S: Final = 0.25
-RETRY_PAUSE_MAX_S: Final = 3.0
 ELECTED_CALL_TIMEOUT_S: Final = 2.0
-ELECTED_PAUSE_S: Final = 0.02
-ELECTED_PAUSE_MAX_S: Final = 0.25
-"""Pauses before the next try where the master is elected: the first, and the longest. They are short because sends of a new master wait for
-its slaves. When the election names another one, a pause ends at once, and the next one is the first again."""
 SESSION_SHORT_MS: Final = 1_000
 """A session that its master ends earlier is followed by the pause, too."""
 HOUR_MS: Final = 3_600_000
+EPOCH_MAX: Final = (1 << 63) - 1
+"""No log has a higher one."""
 SIGN_INTERVAL_S: Final = 0.5
 """While a part of the log comes, the master is told so often that it does."""
 NOTE_INTERVAL_MS: Final = 1_000
@@ -212,6 +210,7 @@ class HaFollower:
         self._complaint = ""
         # An operator, or a replica that heals this log.
         self._has_disk_failed = self._needs_others = False
+        self._pauses = FollowPauses(is_elected=leadership is not None)
         self._thread: threading.Thread | None = None
         self.on_following: Callable[[Address], None] = lambda master: None
         """Called on the follower's thread when a session with this master has begun. It must not wait."""
@@ -261,37 +260,43 @@ class HaFollower:
             self._confirmed_file.write(self._store.positions.confirmed)
 
     def _run(self) -> None:
-        first_s, max_s = RETRY_PAUSE_S, RETRY_PAUSE_MAX_S
-        if self._leadership is not None:
-            first_s, max_s = ELECTED_PAUSE_S, ELECTED_PAUSE_MAX_S
-        pause_s = first_s
+        self._pauses.begin_again()
         while not self._stopping.is_set():
-            heard_ms, begun_ms = self.view.heard_ms, self._clock.monotonic_ms()
+            failure: Exception | None = None
+            begun_ms = self._clock.monotonic_ms()
             try:
                 self._follow_once()
-                self._needs_others = self._has_disk_failed = False
-                # A session that ends as soon as it has begun may be ended by another store with our id.
-                if self._clock.monotonic_ms() - begun_ms >= SESSION_SHORT_MS:
-                    continue
             except TruncatedError as error:
                 self._complain(error)
                 self._on_truncated()
                 return
-            except _EXPECTED as error:
-                self._needs_others = isinstance(error, OtherPastError | SkippedPartsError)
-                self._has_disk_failed = isinstance(error, DiskFullError) or (
-                    isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS
-                )
-                self._complain(error)
             except Exception as error:
-                log.exception("following the master failed; it begins again")
-                self._complain(error)
-            if self._store.log_failure or self._has_disk_failed or self._needs_others:
-                pause_s = RETRY_PAUSE_MAX_S
-            elif self.view.heard_ms != heard_ms:
-                pause_s = first_s
-            pause_s = first_s if self._hurrying.wait(pause_s) else min(2 * pause_s, max_s)
+                failure = error
+            pause_s = self._pause_after(failure, begun_ms)
+            if not pause_s:
+                continue
+            if self._hurrying.wait(pause_s):
+                self._pauses.begin_again()
             self._hurrying.clear()
+
+    def _pause_after(self, failure: Exception | None, begun_ms: int) -> float:
+        """The pause after a try that began then, in seconds. `failure`: why it has failed; None: the master has ended the session."""
+        if failure is None:
+            self._needs_others = self._has_disk_failed = False
+            # A session that ends as soon as it has begun may be ended by another store with our id.
+            if self._clock.monotonic_ms() - begun_ms >= SESSION_SHORT_MS:
+                return 0
+        elif isinstance(failure, _EXPECTED):
+            self._needs_others = isinstance(failure, OtherPastError | SkippedPartsError)
+            self._has_disk_failed = isinstance(failure, DiskFullError) or (
+                isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS
+            )
+            self._complain(failure)
+        else:
+            log.error("following the master failed; it begins again", exc_info=failure)
+            self._complain(failure)
+        needs_others = bool(self._store.log_failure) or self._has_disk_failed or self._needs_others
+        return self._pauses.after(self.view.heard_ms, needs_others=needs_others)
 
     def _follow_once(self) -> None:
         """Runs one session. Returns if the master has ended it, or after `close`."""
@@ -373,6 +378,8 @@ class HaFollower:
         # All logs begin with the same head.
         elif point.position <= SEAL_SIZE_BYTES:
             self._check_may_drop(point.position, master.first_position, client.address)
+        else:
+            self._check_is_no_older_copy(point.position, master, client.address)
         try:
             kept = self._writer.run(lambda: store.truncate_to(point))
         except OSError as error:
@@ -437,6 +444,22 @@ class HaFollower:
         raise OtherPastError(
             f"the log of the master at {address}{begins} shares nothing with this one, which {what}; nothing is dropped. If the master has"
             " lost its log, let this broker lead: change broker_role and broker_id of both. Else give this broker an empty folder"
+        )
+
+    def _check_is_no_older_copy(self, position: int, master: RemoteLog, address: Address) -> None:
+        """Raises OtherPastError if a master with a fixed role has this log up to `position` only, though it was kept safely behind that.
+
+        That does not count if the master was restored: `protomq restore` was told to.
+        """
+        kept = kept_safely(self._store, position)
+        newest = master.epoch_end(EPOCH_MAX) if kept else None
+        if newest is None or newest[0] - self._store.epochs.highest_epoch > RESTORED_EPOCHS // 2:
+            return
+        raise OtherPastError(
+            f"the master at {address} has this log up to position {position} only. A master had all up to {kept} on its disk, and said that"
+            " it was confirmed: nothing is dropped. Was the master's folder replaced by an older copy, or does a broker lead that lacks"
+            " messages? If this store has the right ones, let this broker lead: change broker_role and broker_id of both. Else give this"
+            " broker an empty folder"
         )
 
     def _check_elected_lacks_nothing(self, point: LogPoint, first_position: int, address: Address) -> None:
@@ -589,6 +612,19 @@ class HaFollower:
 def _has_led(store: Store) -> bool:
     """Whether this store wrote some of its log as the leader."""
     return any(row.is_led for row in store.epochs.rows)
+
+
+def kept_safely(store: Store, position: int) -> int:
+    """Up to where the log behind `position` was on the disk of the leader that wrote it, and confirmed; 0: nothing of it.
+
+    No crash takes that back, and no power cut. What this store wrote itself does not count: an operator has changed the roles since then.
+    """
+    rows = store.epochs.rows
+    ends = [*(row.start_position for row in rows[1:]), store.appended_position]
+    if any(row.is_led and end > position for row, end in zip(rows, ends, strict=False)):
+        return 0
+    kept = min(store.positions.confirmed, store.leader_synced_position)
+    return kept if _sound_bytes(store, position, kept) else 0
 
 
 def _has_sound_part(store: Store) -> bool:

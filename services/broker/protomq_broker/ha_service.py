@@ -65,6 +65,7 @@ FETCHES_MAX: Final = 4
 GRPC_SIZE_MAX_BYTES: Final = 3 << 20
 """Most bytes of the log in an answer over gRPC, whose clients take 4 MiB."""
 TICK_MS: Final = 250
+REQUEST_ID_MAX_LENGTH: Final = 64
 SILENT_HEARTBEATS: Final = 3
 """Where the master is elected: a slave that stays silent for this many heartbeats does not keep up."""
 NEWS_DELAY_MS: Final = 20
@@ -338,11 +339,13 @@ class HaService:
         is_withdrawal = request.kind == ha.ORDER_KIND_WITHDRAW
         if not is_switch and not is_withdrawal and request.kind != ha.ORDER_KIND_PROMOTE_UNCLEAN:
             raise invalid_argument("kind", "is needed: a switch, an unclean promotion, or that an order is withdrawn")
+        if len(request.request_id) > REQUEST_ID_MAX_LENGTH:
+            raise invalid_argument("request_id", f"has {len(request.request_id)} characters; {REQUEST_ID_MAX_LENGTH} are the most")
         if not is_switch and not is_withdrawal and not request.member:
             raise invalid_argument("member", "is needed for an unclean promotion")
         try:
             if is_withdrawal:
-                replaced = leadership.withdraw_order()
+                replaced = leadership.withdraw_order(request.request_id)
             else:
                 replaced = leadership.order(SWITCH if is_switch else PROMOTE_UNCLEAN, request.member)
         except OrderPendingError as error:

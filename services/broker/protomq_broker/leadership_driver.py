@@ -46,7 +46,7 @@ from protomq_ha.leadership_values import (
     StopFollowing,
     StopLeading,
 )
-from protomq_ha.orders import OrderStandsError, standing_order, to_leave, to_withdraw
+from protomq_ha.orders import OrderStandsError, standing_order, to_leave, to_withdraw, withdrawn_by
 
 if TYPE_CHECKING:
     from protomq_ha.in_sync_set import MemberReport
@@ -333,23 +333,35 @@ class LeadershipDriver:
             if machine is None or not machine.has_successor:
                 return False
             machine.is_leaving = True
+        is_left, next_try_ms = False, 0
         try:
-            self.order(SWITCH, "")
-        except OrderPendingError:
-            pass  # it is a switch as well, or it is taken back
+            while self.role in (Role.LEADING, Role.HANDING_OVER):
+                now_ms = self.now_ms()
+                if now_ms >= until_ms:
+                    log.warning("the lead was not handed over within %.1f s", timeout_s)
+                    return False
+                if not is_left and now_ms >= next_try_ms:
+                    is_left = self._leave_switch()
+                    next_try_ms = now_ms + machine.settings.read_interval_ms
+                self._closing.wait(HAND_OVER_LOOK_S)
+            return True
         except OrderRefusedError as error:
             log.warning("the lead is not handed over: %s", error)
             return False
-        try:
-            while self.role in (Role.LEADING, Role.HANDING_OVER):
-                if self.now_ms() >= until_ms:
-                    log.warning("the lead was not handed over within %.1f s", timeout_s)
-                    return False
-                self._closing.wait(HAND_OVER_LOOK_S)
-            return True
         finally:
             with self._lock:
                 machine.is_leaving = False
+
+    def _leave_switch(self) -> bool:
+        """Returns whether a switch is left to whichever is furthest. False: another order stands. It is a switch as well, or is taken back.
+
+        Raises OrderRefusedError.
+        """
+        try:
+            self.order(SWITCH, "")
+        except OrderPendingError:
+            return False
+        return True
 
     def _standing(self) -> Standing:
         machine = self._begun
@@ -402,13 +414,13 @@ class LeadershipDriver:
         """
         return self._change_order(lambda view: to_leave(view, kind, target))
 
-    def withdraw_order(self) -> str:
+    def withdraw_order(self, request_id: str = "") -> str:
         """Takes the order away that stands. Returns which one that was, "" if none stood. Raises OrderRefusedError. Takes some seconds at
-        worst.
+        worst. A request that comes again by its id gets the answer that it had.
         """
-        return self._change_order(to_withdraw)
+        return self._change_order(lambda view: to_withdraw(view, request_id), request_id)
 
-    def _change_order(self, change: Callable[[ClusterView], Transaction | None]) -> str:
+    def _change_order(self, change: Callable[[ClusterView], Transaction | None], request_id: str = "") -> str:
         view = self._etcd.ask(ReadCluster())
         if not isinstance(view, ClusterView):
             raise OrderRefusedError("etcd does not answer: nobody can take over, and no order can be left")
@@ -417,11 +429,15 @@ class LeadershipDriver:
         except OrderStandsError as error:
             raise OrderPendingError(f"another order is there: {error}. Nothing was changed") from None
         if transaction is None:
-            return ""
+            return withdrawn_by(view, request_id) or ""
         done = self._etcd.ask(transaction)
         if not isinstance(done, Committed):
             raise OrderUncertainError("etcd has not said whether it has the order: look at the status")
         if not done.is_made:
+            # An earlier try of the same request may have been faster.
+            now = self._etcd.ask(ReadCluster()) if request_id else None
+            if isinstance(now, ClusterView) and (answer := withdrawn_by(now, request_id)):
+                return answer
             raise OrderPendingError("another order was left or taken at the same time. Nothing was changed: look at the status")
         return standing_order(view)
 

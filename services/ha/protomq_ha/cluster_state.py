@@ -3,6 +3,7 @@
     <prefix>/master     who leads: member, epoch, address; bound to a lease, so it goes away with its holder
     <prefix>/in_sync    epoch, members that have all that was acknowledged, who is to lead next; bound to nothing
     <prefix>/order      what an operator wants: a switch, or an unclean promotion
+    <prefix>/withdrawn  which order was withdrawn last, and by which request, which may ask again
     <prefix>/election   a random number that tells this election from any other; the first member writes it, and nobody changes it. Name
                         servers compare epochs of one election only
     <prefix>/end/<member>   where the log of a member ends that has not heard its master for a while; bound to the member's lease
@@ -28,8 +29,9 @@ from typing import Any, Final, NamedTuple
 MASTER: Final = "master"
 IN_SYNC: Final = "in_sync"
 ORDER: Final = "order"
+WITHDRAWN: Final = "withdrawn"
 ELECTION: Final = "election"
-KEYS: Final = (MASTER, IN_SYNC, ORDER, ELECTION)
+KEYS: Final = (MASTER, IN_SYNC, ORDER, WITHDRAWN, ELECTION)
 END_PREFIX: Final = "end/"
 FULL_PREFIX: Final = "full/"
 NAME_PREFIX: Final = "name/"
@@ -87,6 +89,13 @@ class Order(NamedTuple):
     kind: str
     target: str
     revision: int
+
+
+class Withdrawn(NamedTuple):
+    """Attributes: request_id: of the request that took the order away; order: which one it was, in words."""
+
+    request_id: str
+    order: str
 
 
 class LogEnd(NamedTuple):
@@ -156,6 +165,7 @@ class ClusterView:
         self.master = _master(self.rows.get(MASTER))
         self.in_sync = _in_sync(self.rows.get(IN_SYNC))
         self.order = _order(self.rows.get(ORDER))
+        self.withdrawn = _withdrawn(self.rows.get(WITHDRAWN))
         self.election = _election(self.rows.get(ELECTION))
         """The number of this election; 0: there is none, or nobody can read it."""
         ends = {
@@ -278,6 +288,11 @@ def encode_order(kind: str, target: str) -> bytes:
     return _encode(kind=kind, target=target)
 
 
+def encode_withdrawn(withdrawn: Withdrawn) -> bytes:
+    """The value of the key."""
+    return _encode(**withdrawn._asdict())
+
+
 def _encode(**fields: object) -> bytes:
     return json.dumps(fields, sort_keys=True).encode()
 
@@ -366,6 +381,15 @@ def _election(row: Row | None) -> int:
         return int(_decode(row, ELECTION, number=int)["number"]) if row is not None else 0
     except ValueError:
         return 0
+
+
+def _withdrawn(row: Row | None) -> Withdrawn | None:
+    """None for a value that nobody can read: it must not keep anybody from leading."""
+    try:
+        fields = _decode(row, WITHDRAWN, request_id=str, order=str) if row is not None else None
+    except ValueError:
+        return None
+    return Withdrawn(fields["request_id"], fields["order"]) if fields is not None else None
 
 
 def _order(row: Row | None) -> Order | None:

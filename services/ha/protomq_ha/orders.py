@@ -4,7 +4,8 @@
 - An unclean promotion replaces any other order while etcd names no master. Nobody would take a switch then, and the member of an earlier
   promotion may be gone for good. An election by order, a hand-over and a taking back compare with the order's key. So whoever had begun to
   act on the order that was there can no longer succeed, or has succeeded first. Then this transaction fails.
-- An order that stands can be withdrawn, also while somebody acts on it: as above, one of the two fails.
+- An order that stands can be withdrawn, also while somebody acts on it: as above, one of the two fails. The id of that request stays
+  in etcd. So a request whose answer was lost may come again, to another broker: it takes no later order away, and is answered as at first.
 - All other orders wait. While etcd names a master, that one takes the order there within moments, or its lease runs out.
 - Of two operators that have seen the same order, one at most replaces it.
 """
@@ -16,11 +17,14 @@ from .cluster_state import (
     ORDER,
     PROMOTE_UNCLEAN,
     SWITCH,
+    WITHDRAWN,
     ClusterView,
     Compare,
     Put,
     Transaction,
+    Withdrawn,
     encode_order,
+    encode_withdrawn,
 )
 
 
@@ -41,10 +45,22 @@ def to_leave(view: ClusterView, kind: str, target: str) -> Transaction | None:
     return Transaction(tuple(compares), (Put(ORDER, encode_order(kind, target)),))
 
 
-def to_withdraw(view: ClusterView) -> Transaction | None:
-    """Returns what takes the order away that stands; None: there is none."""
+def to_withdraw(view: ClusterView, request_id: str = "") -> Transaction | None:
+    """Returns what takes the order away that stands; None: there is none, or this request has taken one away before.
+
+    `request_id`: a random text; "": an earlier version asks.
+    """
     revision = view.key_revision(ORDER)
-    return Transaction((Compare(ORDER, revision),), (), (ORDER,)) if revision else None
+    if not revision or withdrawn_by(view, request_id) is not None:
+        return None
+    puts = (Put(WITHDRAWN, encode_withdrawn(Withdrawn(request_id, standing_order(view)))),) if request_id else ()
+    return Transaction((Compare(ORDER, revision),), puts, (ORDER,))
+
+
+def withdrawn_by(view: ClusterView, request_id: str) -> str | None:
+    """The order that this request has taken away; None: it has taken none, or another one has been withdrawn since."""
+    withdrawn = view.withdrawn
+    return withdrawn.order if withdrawn is not None and request_id and withdrawn.request_id == request_id else None
 
 
 def standing_order(view: ClusterView) -> str:

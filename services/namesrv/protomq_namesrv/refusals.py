@@ -1,6 +1,8 @@
 """Brokers that this name server refuses, for operators: who, where, why, and when last. Nothing else depends on it.
 
-- A broker that is refused asks again every few seconds, or ends. So an entry goes when it is `EXPIRY_MS` old, or when its broker registers.
+- A broker that is refused asks again every few seconds, or ends. So an entry goes when it is `EXPIRY_MS` old, or when its broker
+  registers: the store of that number at that address, or in a later start at another one. An earlier start is the original, of which a copy
+  was refused.
 - At most `COUNT_MAX` entries of bounded size, for anybody may ask: the one that was refused longest ago goes first.
 """
 
@@ -71,7 +73,13 @@ class Refusals:
             return
         address = broker.grpc_address[:ADDRESS_MAX]
         with self._lock:
-            for key in [key for key in self._entries if (key.store_id, key.grpc_address) == (broker.store_id, address)]:
+            over = [
+                key
+                for key, entry in self._entries.items()
+                if key.store_id == broker.store_id
+                and (key.grpc_address == address or (key.store_id and entry.refused.broker.incarnation < broker.incarnation))
+            ]
+            for key in over:
                 del self._entries[key]
 
     def all(self, now_ms: int) -> Sequence[RefusedBroker]:

@@ -11,6 +11,7 @@ from protomq import Admin, KnownMember, _ha_admin, _methods
 from protomq.errors import (
     BrokerNotFoundError,
     ConnectFailedError,
+    ConnectionLostError,
     InvalidArgumentError,
     RequestTimeoutError,
 )
@@ -159,6 +160,24 @@ def test_any_broker_of_the_name_withdraws_an_order() -> None:
     assert Admin.withdraw_order(name, "n") == "told by a"  # type: ignore[arg-type]
     name.silent = {"a"}
     assert Admin.withdraw_order(name, "n") == "told by c"  # type: ignore[arg-type]
+
+
+def test_a_withdrawal_is_one_request_at_whichever_broker_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first broker may have done it before its answer was lost."""
+    name, ids = NameWithOneAway(), []
+
+    def call(self: Any, address: str, method: Any, request: Any, response: Any) -> Any:
+        ids.append(request.request_id)
+        if address == "a":
+            raise ConnectionLostError("the answer is lost")
+        return pb.OrderLeadResponse(replaced_order="as at first")
+
+    monkeypatch.setattr(NameWithOneAway, "_call", call)
+    for count in (2, 4):
+        assert Admin.withdraw_order(name, "n") == "as at first"  # type: ignore[arg-type]
+        assert len(ids) == count
+        assert ids[-1] == ids[-2] != ""
+    assert ids[0] != ids[2]
 
 
 def test_an_order_is_withdrawn_by_a_broker_that_knows_how_while_others_are_of_an_earlier_version(monkeypatch: pytest.MonkeyPatch) -> None:

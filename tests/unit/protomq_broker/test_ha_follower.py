@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 
 from protomq.v1 import ha_service_pb2 as ha
 from protomq.wire.record import SEAL_SIZE_BYTES
-from protomq_broker import ha_follower
+from protomq_broker import follow_pauses, ha_follower
 from protomq_broker.config import BrokerConfig
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.fetch_answers import AnswerMemory
@@ -23,6 +24,7 @@ from protomq_broker.ha_service import HaService
 from protomq_broker.ha_session import FollowSession
 from protomq_broker.log_time import LogTime
 from protomq_broker.slave_gate import not_master
+from protomq_broker.store.log.epochs import RESTORED_EPOCHS
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
@@ -131,6 +133,58 @@ def test_a_master_that_has_lost_its_log_makes_no_slave_drop_what_was_confirmed(c
     fill(master, count, 100)
     assert not drops_its_log_for(master, slave)
     assert read_all(slave) == before
+
+
+def master_with_an_older_copy() -> tuple[Store, SimDisk]:
+    """A master that has synced all that it has but the last message, and its folder as it was some time before."""
+    master = with_messages(10)
+    master.flush()
+    older = disk_of(master).killed()
+    fill(master, 10, 10)
+    master.flush()
+    fill(master, 1, 20)
+    return master, older
+
+
+@pytest.mark.parametrize("count", [0, 1, 40])
+@pytest.mark.parametrize("starts", [0, 2])
+def test_an_older_copy_of_the_masters_folder_makes_no_slave_drop_what_was_confirmed(count: int, starts: int) -> None:
+    """No power cut takes back what was synced. Nobody but the slave has it."""
+    master, older = master_with_an_older_copy()
+    slave = slave_of(master)
+    before = read_all(slave)
+    for _ in range(starts):
+        open_store(older).close()
+    restored = open_store(older)
+    fill(restored, count, 100)
+    assert truncated_to(restored, slave) is None
+    assert read_all(slave) == before
+
+
+def test_what_a_power_cut_took_from_a_master_is_dropped() -> None:
+    """It was written, as ASYNC_FLUSH has it, and not synced."""
+    master, _ = master_with_an_older_copy()
+    synced = master.flushed_position
+    slave = slave_of(master)
+    assert slave.positions.confirmed > synced
+    after = open_store(disk_of(master).crash(random.Random(1), keep=0.0))
+    fill(after, 5, 100)
+    assert truncated_to(after, slave) == synced
+
+
+def test_what_was_not_confirmed_is_dropped_for_an_older_copy() -> None:
+    master, older = master_with_an_older_copy()
+    assert truncated_to(open_store(older), slave_of(master, confirmed=False))
+
+
+def test_a_restored_master_is_followed() -> None:
+    """`protomq restore` was told to: its epochs begin far above those of the backup."""
+    master, older = master_with_an_older_copy()
+    slave = slave_of(master)
+    restored = open_store(older, follows=True)
+    shared = restored.appended_position
+    restored.lead(restored.epochs.highest_epoch + RESTORED_EPOCHS)
+    assert truncated_to(restored, slave) == shared
 
 
 def test_what_was_never_confirmed_is_dropped_for_the_log_of_a_master() -> None:
@@ -695,7 +749,7 @@ def test_a_master_that_does_not_answer_is_asked_less_and_less_often_until_it_doe
     monkeypatch.setattr(follower, "_follow_once", follow_once)
     monkeypatch.setattr(follower, "_hurrying", SimpleNamespace(wait=is_woken_in, clear=lambda: None))
     follower._run()
-    first, last = ha_follower.ELECTED_PAUSE_S, ha_follower.ELECTED_PAUSE_MAX_S
+    first, last = follow_pauses.ELECTED_PAUSE_S, follow_pauses.ELECTED_PAUSE_MAX_S
     assert last <= 0.25
     rising = [first, 2 * first, 4 * first, 8 * first]
     assert pauses == [*rising, *[last] * 6, *rising[:3], *rising[:3]]
@@ -704,7 +758,7 @@ def test_a_master_that_does_not_answer_is_asked_less_and_less_often_until_it_doe
 def test_a_slave_without_a_master_begins_as_soon_as_one_is_elected(monkeypatch: pytest.MonkeyPatch) -> None:
     line = _SilentMaster()
     monkeypatch.setattr(ha_follower, "RemotingClient", line.connect)
-    monkeypatch.setattr(ha_follower, "ELECTED_PAUSE_S", 600)
+    monkeypatch.setattr(follow_pauses, "ELECTED_PAUSE_S", 600)
     leadership = SimpleNamespace(target=None, may_speak=lambda asked: True, is_damaged=False)
     follower = follower_of(slave_of(with_messages(5)), leadership=leadership)
     has_complained = threading.Event()

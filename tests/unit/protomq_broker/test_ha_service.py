@@ -76,6 +76,13 @@ def test_only_an_order_whose_transaction_was_not_answered_may_stand(
     assert done.replaced_order == "switch to store 2"
 
 
+def test_an_id_of_a_request_that_etcd_is_to_keep_is_short() -> None:
+    request = ha.OrderLeadRequest(broker_name="b", kind=ha.ORDER_KIND_WITHDRAW, request_id="x" * 65)
+    with pytest.raises(ServiceError, match="65 characters") as told:
+        service_whose_orders_end_with(None).order_lead(request, None)  # type: ignore[arg-type]
+    assert told.value.reason == "INVALID_ARGUMENT"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "reason"),
     [

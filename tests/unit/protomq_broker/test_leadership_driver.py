@@ -20,8 +20,10 @@ from protomq_broker.leadership_driver import (
 )
 from protomq_ha.cluster_state import (
     IN_SYNC,
+    ORDER,
     PROMOTE_UNCLEAN,
     SWITCH,
+    WITHDRAWN,
     ClusterView,
     LogEnd,
     MemberName,
@@ -31,6 +33,7 @@ from protomq_ha.cluster_state import (
     encode_in_sync,
     encode_master,
     encode_name,
+    encode_order,
 )
 from protomq_ha.in_sync_set import MemberReport
 from protomq_ha.leadership_values import (
@@ -205,6 +208,32 @@ def test_a_master_whose_successor_lags_ends_all_the_same(
     assert not driver.hand_over(5)
 
 
+def test_a_master_that_ends_hands_over_behind_an_order_that_it_takes_back(
+    make: Callable[[str], Broker], etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A promotion, or a switch to a member that is gone, stood in the moment of its SIGTERM."""
+    driver = make("1").lead().driver
+    asked_ms = driver.now_ms() + 100_000
+    until(lambda: driver.report(100, {"2": MemberReport(100, True, asked_ms)}).copies == 2)
+    leave = driver.order
+    tries: list[str] = []
+
+    def order(kind: str, target: str) -> str:
+        tries.append(kind)
+        if len(tries) == 1:
+            etcd.model.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "gone")),)))
+            raise OrderPendingError("another order is there")
+        return leave(kind, target)
+
+    monkeypatch.setattr(driver, "order", order)
+    assert driver.hand_over(20)
+    assert len(tries) > 1
+    assert set(tries) == {SWITCH}
+    view = etcd.model.view
+    assert view.in_sync is not None
+    assert (view.in_sync.successor, view.order) == ("2", None)
+
+
 class Scripted:
     """An etcd that gives these answers, one after the other."""
 
@@ -275,6 +304,35 @@ def test_an_order_is_withdrawn_unless_somebody_was_faster(etcd: FakeEtcd) -> Non
         idle_driver(Scripted(view, Committed(False, 9))).withdraw_order()
     with pytest.raises(OrderUncertainError):
         idle_driver(Scripted(view, None)).withdraw_order()
+
+
+def test_a_withdrawal_whose_answer_was_lost_is_answered_as_at_first_and_takes_no_later_order_away(etcd: FakeEtcd) -> None:
+    gateway = HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport)
+    first, other = idle_driver(gateway), idle_driver(gateway)
+    first.order(PROMOTE_UNCLEAN, "gone")
+    seen = etcd.model.view
+    assert first.withdraw_order("r1") == "promotion of store gone"
+    assert other.withdraw_order("r1") == "promotion of store gone"
+    first.order(SWITCH, "2")
+    standing = etcd.model.view.order
+    assert other.withdraw_order("r1") == "promotion of store gone"
+    assert etcd.model.view.order == standing
+    # Both tries are under way at once.
+    late = Scripted(seen, Committed(False, 9), etcd.model.view)
+    assert idle_driver(late).withdraw_order("r1") == "promotion of store gone"
+    assert other.withdraw_order("r2") == "switch to store 2"
+    assert first.withdraw_order("r3") == ""
+    first.order(SWITCH, "3")
+    assert other.withdraw_order() == "switch to store 3", "an earlier version sends no id"
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b'{"request_id": 1, "order": ""}'])
+def test_nobody_is_held_up_by_what_says_who_has_withdrawn(etcd: FakeEtcd, value: bytes) -> None:
+    etcd.model.commit(Transaction((), (Put(WITHDRAWN, value),)))
+    driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
+    driver.order(SWITCH, "2")
+    assert driver.withdraw_order("r1") == "switch to store 2"
+    assert driver.withdraw_order("r1") == "switch to store 2"
 
 
 def test_a_switch_that_is_withdrawn_on_its_way_leaves_the_lead_where_it_is(make: Callable[[str], Broker], etcd: FakeEtcd) -> None:

@@ -11,6 +11,7 @@ from protomq_broker.store.timer import rebuild, timer_runs
 from protomq_broker.store.timer.pending import PendingLimits
 from protomq_broker.store.timer.timer_runs import TimerDamagedError
 from tests.support.delay_world import SEGMENT, World, reason
+from tests.unit.protomq_broker.store.test_following import log_of
 
 SMALL = PendingLimits(near=8, fresh=3, far=5, runs_per_level=3)
 TIMER = "/s/timer"
@@ -123,6 +124,24 @@ def test_a_damaged_file_is_made_anew_while_messages_come(seed: int) -> None:
     assert sorted(world.delivered()) == sorted(set(dues_ms) - set(recalled))
     assert pending.count == pending.size_bytes == 0
     assert sorted(world.restart().deliver(200_000)) == sorted(set(dues_ms) - set(recalled))
+
+
+def test_a_rebuild_that_misses_a_part_of_the_log_has_it_when_a_replica_has_given_it_back() -> None:
+    world, dues_ms, _ = started()
+    world.store.flush()
+    log = log_of(world.disk, 0, world.store.appended_position, SEGMENT)
+    pending = [int(position) for rows in world.store.pending.below(1 << 60) for position in rows["position"]]
+    assert len(pending) == len(dues_ms)
+    damage(world)
+    world.disk.flip_bit(f"/s/commitlog/{0:020d}", 8 * (min(pending) + 30))
+    deliver_until_damage(world, dues_ms)
+    heal(world)
+    (missing,) = world.store.damaged_ranges
+    world.store.heal_log(missing, log[missing.start_position : missing.end_position])
+    assert world.store.has_healed_skipped_parts
+    world.restart()
+    assert world.store.damaged_ranges == []
+    assert sorted(world.deliver(200_000)) == sorted(dues_ms)
 
 
 def test_a_recall_waits_for_the_rebuild_and_no_segment_goes() -> None:

@@ -68,6 +68,28 @@ def test_a_refusal_is_told_for_some_minutes_after_the_last_time() -> None:
     assert refusals.all(EXPIRY_MS + 3_000) == []
 
 
+@pytest.mark.parametrize(
+    ("store_id", "incarnation", "is_over"),
+    [
+        (7, 100, False),  # The original, which was there before, says once more that it is there.
+        (7, 200, False),
+        (7, 201, True),
+        (8, 201, False),
+        (0, 201, False),  # An earlier version tells no store.
+    ],
+)
+def test_a_later_start_of_a_refused_store_at_another_address_ends_its_refusal(store_id: int, incarnation: int, *, is_over: bool) -> None:
+    """Whoever is refused still asks again within seconds, and is told again."""
+    refusals = Refusals()
+    refused = Broker(broker_name="a", broker_id=1, store_id=7, incarnation=200, grpc_address="a:1")
+    refusals.note(refused, TAKEN, 0, 1_000)
+    refusals.note(Broker(broker_name="b", incarnation=200, grpc_address="b:1"), TAKEN, 0, 1_000)
+    refusals.settle(Broker(broker_name="a", broker_id=1, store_id=store_id, incarnation=incarnation, grpc_address="a:9"))
+    assert [each.broker.broker_name for each in refusals.all(0)] == (["b"] if is_over else ["a", "b"])
+    refusals.note(refused, TAKEN, 0, 2_000)
+    assert len(refusals.all(0)) == 2
+
+
 def test_forged_registrations_fill_no_memory() -> None:
     """The newest ones stay, and of each only so much."""
     refusals = Refusals()

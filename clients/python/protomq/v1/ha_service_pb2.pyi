@@ -602,22 +602,28 @@ class OrderLeadRequest(_message.Message):
     BROKER_NAME_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     broker_name: _builtins.str
     """Name of the broker."""
     kind: Global___OrderKind.ValueType
     """What is wanted."""
     member: _builtins.str
     """The member that is to lead; "": the master chooses, for a switch."""
+    request_id: _builtins.str
+    """Of a withdrawal: a random text of up to 64 characters, the same in each try. A try whose answer was lost may be made again, at another
+    broker too: it takes no later order away, and its answer is that of the first. "": each try stands for itself.
+    """
     def __init__(
         self,
         *,
         broker_name: _builtins.str = ...,
         kind: Global___OrderKind.ValueType = ...,
         member: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_name", b"broker_name", "kind", b"kind", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_name", b"broker_name", "kind", b"kind", "member", b"member", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

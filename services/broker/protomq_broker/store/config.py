@@ -33,7 +33,7 @@ class StoreConfig:
         checkpoint_interval_ms: time between two checkpoints. This and the next setting limit how much a start after a crash reads.
         checkpoint_size_bytes: a checkpoint is written when this many bytes were appended since the last one.
         corruption: what a start does when stored bytes do not hold any more: "refuse", or "quarantine" the range and go on.
-        scrub_bytes_per_s: how fast the log is read again in the background, once a day, to find damage where nobody reads; 0: not at all.
+        scrub_bytes_per_s: how fast the log and its queues are read again, once a day, to find damage where nobody reads; 0: not at all.
         retention_hours: how long messages are kept (fileReservedTime).
         delete_hour: hour of the day, local time, at which old segments are deleted (deleteWhen).
         disk_delete_ratio: used part of the disk from which old segments are deleted at any hour (diskMaxUsedSpaceRatio).

@@ -562,6 +562,12 @@ class Store:
         return head is not None and head.store_time_ms > 0
 
     @property
+    def leader_synced_position(self) -> int:
+        """Up to where its leader had the log on stable storage when it wrote the last append; 0: nothing tells."""
+        seal = seal_before(self._folder, self.appended_position)
+        return seal.synced_position if seal is not None else 0
+
+    @property
     def readable_position(self) -> int:
         """Nobody gets anything at or behind this position."""
         return self.positions.readable

@@ -52,7 +52,7 @@ class Upkeep:
         disk, config, folder = files.disk, files.config, files.folder
         self.log_healer = LogHealer(disk, commit_log, quarantine, checked, start.point)
         self.scrubber = Scrubber(
-            disk, folder, config.scrub_bytes_per_s, start.point, quarantine, checked
+            disk, folder, config.scrub_bytes_per_s, start.point, quarantine, checked, files.queues
         )
         self._is_scrubbing = config.scrub_bytes_per_s > 0
         self.queue_healer = QueueHealer(

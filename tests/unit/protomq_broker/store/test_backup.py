@@ -22,12 +22,16 @@ from protomq_broker.store.errors import (
 )
 from protomq_broker.store.files.disk import read_file, write_fully
 from protomq_broker.store.files.lock import StoreLock
-from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, read_epochs
+from protomq_broker.store.log.epochs import (
+    EPOCHS_NAME,
+    RESTORED_EPOCHS,
+    find_epochs,
+    read_epochs,
+)
 from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.backup import (
-    RESTORED_EPOCHS,
     Cut,
     FolderSource,
     LinkingSource,

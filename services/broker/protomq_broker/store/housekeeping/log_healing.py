@@ -9,7 +9,8 @@ Bytes of another past or epoch, or with a flipped bit, do not lead there.
 - The range stays in quarantine until all of it is synced. After a crash in between, the store heals it again.
 - Damage that was found while the store was open leaves quarantine at once, since the derived structures got these records before.
 - A range of which the start had to skip a part waits for the next start (`complete_healing`). That start rebuilds everything that is
-  derived from the log, so offsets, index, timers, transactions and queues get what they lacked.
+  derived from the log, so offsets, index, timers, transactions and queues get what they lacked. So does a range that was missing when a
+  queue or the timer was rebuilt while the store was open (`Quarantine.skip`).
 - The same way heals a range that `protomq log repair` has filled with padding.
 - A backup that has linked the segment is damaged, too, and healed with it: its bytes were those. But a backup of padding is whole. So
   padding is replaced in a file of the store's own.
@@ -117,7 +118,8 @@ class LogHealer:
         return [damage for damage in self._quarantine.ranges if damage not in self._waiting]
 
     def healed_skipped_ranges(self) -> list[DamagedRange]:
-        """The ranges of which the start had to skip a part that are healed since, and wait for the next start."""
+        """The ranges that are healed since the start, and of which it or a later rebuild had to skip a part. They wait for the next start.
+        """
         return [damage for damage in self._quarantine.ranges if damage in self._waiting]
 
     def skipped_ranges(self) -> list[DamagedRange]:
@@ -167,16 +169,16 @@ class LogHealer:
                 return
             self.healed_count += 1
             # What a repair had filled gave nothing to the derived structures either.
-            if has_records and (self._was_skipped(damage) or was_filled):
+            is_missed = has_records and (self._was_skipped(damage) or was_filled)
+            if is_missed or not self._quarantine.replace(damage, repaired, unless_skipped=has_records):
                 self._waiting |= {damage}
                 # Pops give up for good what a repair has taken out: these messages are back, and wait.
                 self._quarantine.forget_repaired()
                 log.warning(
-                    "positions %d to %d of the log are healed from a replica. The start had skipped them: they are served"
-                    " after the next start", *place,
+                    "positions %d to %d of the log are healed from a replica. The start, or a rebuild of something derived, had"
+                    " skipped them: they are served after the next start", *place,
                 )  # fmt: skip
                 return
-            self._quarantine.replace(damage, repaired)
             log.warning("positions %d to %d of the log are healed from a replica", *place)
             for each, _ in repaired:
                 log.warning(

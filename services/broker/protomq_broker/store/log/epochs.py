@@ -38,6 +38,8 @@ from .segment import SegmentFolder
 log = logging.getLogger(__name__)
 
 EPOCHS_NAME: Final = "config/epochs.json"
+RESTORED_EPOCHS: Final = 1_000
+"""By how much the epoch of a restored store is above those of its log: each start of the broker since then has begun one."""
 
 
 class EpochRow(NamedTuple):

@@ -448,6 +448,26 @@ class ConsumeQueue:
                 return 0, 0, LOST_TAG_CODE
             raise
 
+    def check(self, queue_offset: int) -> None:
+        """Reads all entries from `queue_offset` on. Raises ConsumeQueueDamagedError if one does not hold."""
+        while found := len(self.entries(queue_offset, ENTRIES_PER_FILE)):
+            queue_offset += found
+
+    def check_stored(self, queue_offset: int, count_max: int) -> int:
+        """Reads entries from `queue_offset` on in one file, at most `count_max`. Damage is noted, and is healed with the file.
+
+        Returns the offset at which to go on: behind them, or behind the file if one does not hold.
+        """
+        file_end = (queue_offset // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE
+        count = min(self.flushed_offset, file_end, queue_offset + count_max) - queue_offset
+        if count <= 0 or queue_offset < self._min_offset:
+            return file_end
+        try:
+            found = len(self._read_file(queue_offset, count))
+        except ConsumeQueueDamagedError:
+            return file_end
+        return queue_offset + count if found == count else file_end
+
     def min_offset(self, log_start: int) -> int:
         """Offset of the first message that the log still has, `end_offset` if it has none; `log_start`: the log's first position.
 

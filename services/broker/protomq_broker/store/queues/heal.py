@@ -7,8 +7,9 @@ from its head, so that it believes only records under a seal. Then it writes the
 - One step walks at most SLICE_SIZE_BYTES of the log, one step each flush interval: 128 MiB/s by default.
 - Memory: the entries of BATCH_ENTRIES_MAX messages. Files that fit into that are healed together by one walk.
 - If the log is damaged there, the healer puts the range into quarantine as the scrub does, and the queue gets entries of lost records.
-  Readers get CORRUPT_LOG with the range. If nothing behind the damage holds or is synced, the damage is an obstacle, which readers get as
-  the reason. The healer tries the file again every RETRY_INTERVAL_MS.
+  Readers get CORRUPT_LOG with the range. It is served again when a replica has healed it, after the next start. If nothing behind the
+  damage holds or is synced, the damage is an obstacle, which readers get as the reason. The healer tries the file again every
+  RETRY_INTERVAL_MS.
 - A crash in between costs nothing: entries that were not written again are damaged as before.
 
 One thread: that of housekeeping, which deletes segments and writes these files too.
@@ -17,7 +18,7 @@ One thread: that of housekeeping, which deletes segments and writes these files 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -85,6 +86,7 @@ class QueueHealer:
         self._spans: list[Span] = []  # where something was missing when the segment was begun
         self._stop = 0  # where the walk of this segment ends
         self._is_second_look = False
+        self._skipped: set[Span] = set()  # damage that the walks have skipped
         self._obstacles: list[tuple[Span, str]] = []
         self._retry_due_ms = 0
 
@@ -157,6 +159,7 @@ class QueueHealer:
         size = self._folder.segment_size_bytes
         self._next_base = (max(ends, default=0) - 1) // size * size
         self._obstacles = []
+        self._skipped = set()
 
     def _all_healed(self) -> list[tuple[DamagedFile, HealedEntries]]:
         return [item for items in self._batch.values() for item in items]
@@ -185,6 +188,10 @@ class QueueHealer:
                 any(overlap(span, each.start_position, each.end_position) for each in damaged)
                 for span in spans
             ):
+                return True
+            skipped = self._state.quarantine.skip(spans)
+            if any(overlap(span, *each) for span in spans for each in self._skipped - _places(skipped)):
+                # It was healed after the walk.
                 return True
             lost = int(np.count_nonzero(~healed.known))
             healed.fill_lost()
@@ -224,7 +231,9 @@ class QueueHealer:
             stop = max((span.end for span in spans if overlap(span, base, end)), default=base)
             # A head: the CRC before it may be that of a damaged seal.
             start = StartPoint(base, None)
-            for damage in self._state.quarantine.ranges:
+            damaged = self._state.quarantine.ranges
+            self._skipped |= _places(damaged)
+            for damage in damaged:
                 if damage.start_position <= base < damage.end_position:
                     start = StartPoint(damage.end_position, damage.previous_crc32c)
             self._stop = min(stop, end)
@@ -235,12 +244,14 @@ class QueueHealer:
 
     def _look_from(self, start: StartPoint, *, again: bool = False) -> None:
         self._is_second_look = again
+        damaged = self._state.quarantine.ranges
+        self._skipped |= _places(damaged)
         self._walker = LogWalker(
             self._disk,
             self._folder,
             start.position,
             start.crc32c,
-            skips=skips_of(self._state.quarantine.ranges),
+            skips=skips_of(damaged),
             block_size_bytes=BLOCK_SIZE_BYTES,
         )
         self._blocks = iter(self._walker)
@@ -320,6 +331,10 @@ class QueueHealer:
                     records.sizes[rows],
                     records.tag_codes[rows],
                 )
+
+
+def _places(damaged: Iterable[DamagedRange]) -> set[Span]:
+    return {Span(each.start_position, each.end_position) for each in damaged}
 
 
 def _name(met: DamagedFile) -> str:

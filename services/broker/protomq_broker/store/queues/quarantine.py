@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from protomq.wire.topics import GROUPS_TOPIC, OFFSETS_TOPIC, TOPICS_TOPIC
@@ -24,6 +24,8 @@ from .repaired import RepairedRange, is_within
 
 log = logging.getLogger(__name__)
 
+_END: Final = 1 << 63
+"""Behind each position of a log."""
 _LOST_WITH: Final = {
     OFFSETS_TOPIC: ". Records of committed offsets stand there. Where config/consumerOffsets.json does not have them, offsets fall back to"
     " the newest record that holds, and messages are delivered again",
@@ -61,6 +63,7 @@ class Quarantine:
         self._sync_to = sync_to
         self._lock = threading.Lock()
         self._repaired: dict[DamagedRange, bool] = {}
+        self._skipped_later: set[DamagedRange] = set()
         self._is_unsaved = False
         self._unsaved_ends: list[QueueEnd] = []
         for damage in ranges:
@@ -118,14 +121,35 @@ class Quarantine:
         with self._lock:
             self._repaired.clear()
 
-    def replace(self, damage: DamagedRange, repaired: Sequence[RepairedRange]) -> None:
-        """A range holds again: its bytes are in their place and synced. Messages are lost only where `repaired` says."""
+    def skip(self, spans: Iterable[tuple[int, int]] = ((0, _END),)) -> Sequence[DamagedRange]:
+        """Something is derived from the log now, and goes without the records of the ranges that reach into one of these parts.
+
+        Such a range stays in quarantine when it is healed, for the next start, which rebuilds everything from the log. Returns the ranges.
+        """
+        parts = list(spans)
         with self._lock:
+            skipped = [damage for damage in self.ranges if any(_reaches_into(damage, *part) for part in parts)]
+            self._skipped_later.update(skipped)
+            return skipped
+
+    def replace(
+        self, damage: DamagedRange, repaired: Sequence[RepairedRange], *, unless_skipped: bool = False
+    ) -> bool:
+        """A range holds again: its bytes are in their place and synced. Messages are lost only where `repaired` says.
+
+        `unless_skipped`: nothing is done, and False returned, if something derived lacks its records.
+        """
+        with self._lock:
+            if unless_skipped and any(
+                _reaches_into(damage, skipped.start_position, skipped.end_position) for skipped in self._skipped_later
+            ):
+                return False
             self._repaired.clear()
             lost = [each.damage for each in repaired]
             others = [known for known in self.ranges if known != damage]
             self.ranges = merged_ranges([*others, *lost])
             self._save(lost, [end for each in repaired for end in each.ends])
+            return True
 
     def forget_below(self, position: int) -> None:
         """The log begins at `position` now."""
@@ -179,3 +203,7 @@ class Quarantine:
             return first < queue.first_at_or_beyond(damage.end_position)
         except ConsumeQueueDamagedError:
             return True
+
+
+def _reaches_into(damage: DamagedRange, start: int, end: int) -> bool:
+    return damage.start_position < end and start < damage.end_position

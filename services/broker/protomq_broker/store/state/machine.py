@@ -124,13 +124,17 @@ def replay_states(
     """Applies the records of the system topics that the log has behind what the states know. Those in quarantine are skipped,
     and those that the log has lost: another record may stand at the position of their entries.
 
-    Raises ConsumeQueueDamagedError.
+    Raises ConsumeQueueDamagedError: then nothing is applied, so that the next call takes no record a second time.
     """
+    begins = []
     for machine in machines:
         for queue in queues.queues_of(machine.topic).values():
             first = max(queue.known_min_offset, queue.first_at_or_beyond(machine.replay_from))
-            for queue_offset in range(first, queue.end_offset):
-                position, size, _ = queue.entry(queue_offset)
-                record = reader.record_at(position) if size else None
-                if record is not None:
-                    machine.apply(Record.FromString(record).body, position)
+            queue.check(first)
+            begins.append((machine, queue, first))
+    for machine, queue, first in begins:
+        for queue_offset in range(first, queue.end_offset):
+            position, size, _ = queue.entry(queue_offset)
+            record = reader.record_at(position) if size else None
+            if record is not None:
+                machine.apply(Record.FromString(record).body, position)

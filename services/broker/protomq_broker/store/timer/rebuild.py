@@ -8,7 +8,7 @@
 Rules:
 - Meanwhile messages are taken as always, none falls due, none is recalled or carried forward, and no segment goes: they would be missed.
 - At most SLICE_SIZE_BYTES of the log are walked in one step, in blocks between which others get on.
-- What the log itself has lost (quarantine) is skipped, as at a start.
+- What the log itself has lost (quarantine) is skipped, as at a start. If a replica heals it later, the next start finds it.
 - A crash in between costs nothing: the file that says what the others hold went first, so the next start reads the log.
 
 One thread: that of housekeeping, which merges these files and deletes segments, too.
@@ -141,7 +141,7 @@ class TimerRebuild:
             self._folder,
             start.position,
             start.crc32c,
-            skips=skips_of(self._quarantine.ranges),
+            skips=skips_of(self._quarantine.skip()),
             block_size_bytes=BLOCK_SIZE_BYTES,
             end_position=end,
         )
@@ -161,10 +161,11 @@ class TimerRebuild:
         count = 0
         for queue in self._queues.queues_of(TIMER_TOPIC).values():
             for queue_offset in range(queue.known_min_offset, queue.end_offset):
-                position = queue.entry(queue_offset)[0]
+                position, size, _ = queue.entry(queue_offset)
                 if position >= end:
                     break
-                record = self._reader.record_at(position)
+                # Where it is lost, another record may stand at its position.
+                record = self._reader.record_at(position) if size else None
                 if record is not None:
                     self._pending.restore_removed(*ended_columns(Record.FromString(record).body))
                 count += 1

@@ -59,7 +59,13 @@ from protomq_broker.store.files.side_files import (
     write_json_file,
 )
 from protomq_broker.store.log.agreement import START, LogPoint
-from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, read_epochs, write_epochs
+from protomq_broker.store.log.epochs import (
+    EPOCHS_NAME,
+    RESTORED_EPOCHS,
+    find_epochs,
+    read_epochs,
+    write_epochs,
+)
 from protomq_broker.store.log.positions import LogTail
 from protomq_broker.store.log.seals import LogWalker, seal_before
 from protomq_broker.store.log.segment import TEMPORARY_SUFFIX, SegmentFolder
@@ -71,8 +77,6 @@ from .offline import open_offline
 
 PART_SIZE_BYTES: Final = 4 << 20
 CRC_SIZE_BYTES: Final = 4
-RESTORED_EPOCHS: Final = 1_000
-"""By how much the epoch of a restored store is above those of its log: each start of the broker since then has begun one."""
 _NO_LINKS: Final = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOENT}
 )
