@@ -422,7 +422,7 @@ def copies_of_folders(seed: int) -> list[Violation]:
 
 def stores_that_come_back_poorer(seed: int) -> list[Violation]:
     """Lives in which little else happens."""
-    return _lives(seed, Mood(("replace", "replace", "kill", "cut"), 0.0, 0.1))
+    return _lives(seed, Mood(("replace", "replace", "kill", "cut"), 0.0, 0.1, hasty=0.9))
 
 
 def _lives(seed: int, mood: Mood | None) -> list[Violation]:
