@@ -333,14 +333,37 @@ class LeadershipWorld:
     # Faults.
 
     def hurt_soon(self) -> None:
-        """The lead or the set has just changed: members may rely on what others do not have yet. So a fault comes close behind, and whoever
-        is away may be back then."""
-        if self.is_faulty and self.moments.random() < self.hasty:
-            when_ms = self.moments.choice((20, 200, 1_000)) * self.moments.uniform(0.3, 1.7)
-            if self.moments.random() < 0.5:
-                self.at(when_ms, self.come_back)
-            else:
-                self.at(when_ms, self.fault)
+        """The lead or the set has just changed: members may rely on what others do not have yet. So a fault comes close behind, one that hits
+        those who matter now, or any. Or whoever is away is back."""
+        if not self.is_faulty or self.moments.random() >= self.hasty:
+            return
+        view, before = self.etcd.view, self.set_before
+        when_ms = self.moments.choice((20, 200, 1_000)) * self.moments.uniform(0.3, 1.7)
+        joined = view.in_sync.members - before if view.in_sync is not None and before is not None else frozenset()
+        is_led_anew = view.master is not None and view.master.revision == view.revision
+        if self.moments.random() < 0.3:
+            self.at(when_ms, self.moments.choice((self.come_back, self.fault)))
+        elif is_led_anew and view.master is not None:
+            self.at(when_ms / 5, self.trade_places, view.master.member)
+        elif joined:
+            self.at(when_ms / 5, self.leave_alone, min(joined))
+
+    def trade_places(self, member: str) -> None:
+        """All but this one are killed, if they are up, and else are back."""
+        self.fired["others traded places"] += 1
+        away = [broker for broker in self.brokers if not broker.is_up]
+        self.leave_alone(member)
+        self.cut.clear()
+        for broker in away:
+            self.revive(broker)
+
+    def leave_alone(self, member: str) -> None:
+        """All but this one are killed, and are back some seconds later."""
+        self.fired["left alone"] += 1
+        for broker in self.brokers:
+            if broker.disk.member != member and broker.is_up:
+                broker.kill()
+                self.at(self.moments.uniform(4_000, 9_000), self.revive, broker)
 
     def come_back(self) -> None:
         """All who are away are back, and all links are whole."""
