@@ -333,8 +333,8 @@ class LeadershipWorld:
     # Faults.
 
     def hurt_soon(self) -> None:
-        """The lead or the set has just changed: members may rely on what others do not have yet. So a fault comes close behind, one that hits
-        those who matter now, or any. Or whoever is away is back."""
+        """The lead or the set has just changed: members may rely on what others do not have yet. So a fault comes close behind, one that
+        hits those who matter now, or any. Or whoever is away is back."""
         if not self.is_faulty or self.moments.random() >= self.hasty:
             return
         view, before = self.etcd.view, self.set_before

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
@@ -141,7 +142,7 @@ def answers_changes_at_once(*makers: Callable[..., Any]) -> Any:
     nobody_waits = SimpleNamespace(wait=lambda lane, position, wait_ms, done: done(None), request_flush=lambda: None)
 
     def hasty(self: StateChanges, calls: Any, change: Any) -> None:
-        is_meant = not makers or change.func.__func__ in makers
+        is_meant = not makers or (isinstance(change, partial) and getattr(change.func, "__func__", None) in makers)
         with mock.patch.object(self, "_waiting", nobody_waits) if is_meant else nullcontext():
             make(self, calls, change)
 
