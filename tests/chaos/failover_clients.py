@@ -193,17 +193,14 @@ class Operator:
         else:
             self.groups.add(f"g{number}")
 
-    def check(self) -> None:
-        """L2, at the end, when all logs are equal."""
-        for member in self.world.members:
-            if member.is_damaged:
-                continue
-            version = member.store.groups.find(SET_GROUP).version
-            if version < self.version:
-                self.world.say("L2", f"{member.name} has version {version} of the settings, and {self.version} was answered")
-            lacking = sorted(group for group in self.groups if member.store.topics.find(retry_topic(group)) is None)
-            if lacking:
-                self.world.say("L2", f"{member.name} lacks topics that were answered, of {lacking[:5]}")
+    def check(self, member: Member) -> None:
+        """L2, of a new master, and of all members at the end."""
+        version = member.store.groups.find(SET_GROUP).version
+        if version < self.version:
+            self.world.say("L2", f"{member.name} has version {version} of the settings, and {self.version} was answered")
+        lacking = sorted(group for group in self.groups if member.store.topics.find(retry_topic(group)) is None)
+        if lacking:
+            self.world.say("L2", f"{member.name} lacks topics that were answered, of {lacking[:5]}")
 
 
 class Reader:

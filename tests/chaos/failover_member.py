@@ -21,10 +21,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
-from protomq.v1 import group_service_pb2, log_service_pb2, send_service_pb2
+from protomq.v1 import (
+    admin_service_pb2,
+    dead_letter_service_pb2,
+    group_service_pb2,
+    log_service_pb2,
+    send_service_pb2,
+)
 from protomq.v1 import ha_service_pb2 as ha
+from protomq_broker.admin_service import AdminService
 from protomq_broker.config import BrokerConfig, EtcdConfig
 from protomq_broker.confirmed_file import ConfirmedFile
+from protomq_broker.dead_letter_service import DeadLetterService
 from protomq_broker.delays import Delays
 from protomq_broker.elected_broker import (
     FULL_LOOKS,
@@ -55,6 +63,7 @@ from protomq_broker.log_time_file import LogTimeFile
 from protomq_broker.recalls import Recalls
 from protomq_broker.replica_healing import ReplicaHealing
 from protomq_broker.replication import Replication
+from protomq_broker.send_backs import SendBacks
 from protomq_broker.send_service import SendService
 from protomq_broker.slave_gate import not_master, refuse_changes
 from protomq_broker.state_changes import StateChanges
@@ -558,6 +567,8 @@ class Member:
         self.at(rng.uniform(0, TICK_MS), self._tick)
         self.at(rng.uniform(0, LOOK_MS), self._watch)
         self.at(rng.uniform(0, FLUSH_MS), self._keep)
+        if self.is_cut or may_be_lost:
+            world.began_in_doubt(self)
 
     def go_down(self, kind: str) -> None:
         """A kill, or a power cut."""
@@ -681,15 +692,21 @@ class Member:
         checks = TransactionChecks(store, writer, waiting, log_time, clock, handles)
         self.send_service = SendService(store, config, clock, waiting, delays, recalls, halves, checks)
         changes = StateChanges(store, writer, waiting, config, lambda: self.send_service.shortage)
-        no_send_backs: Any = None
-        groups = GroupService(
-            store, permit, changes, config.delay_levels_ms, lambda _: None, no_send_backs, lambda _, __: ""
-        )
+        send_backs = SendBacks(store, config, writer, waiting, delays, log_time)
+        groups = GroupService(store, permit, changes, config.delay_levels_ms, lambda _: None, send_backs, lambda _, __: "")
+        letters = DeadLetterService(store, writer, permit, changes, clock)
+        nobody: Any = None
+        admin = AdminService(
+            store, config, clock, broker_name=NAME, version="1", lane_status=list, announce=lambda: None, write_refusal=lambda: "",
+            commits=nobody, members=nobody, a_member=lambda _: "", permit=permit, changes=changes,
+        )  # fmt: skip
         server = self.server = self._server(
             (ha, "HaService", replication.service),
             (log_service_pb2, "LogService", LogService(store, NAME, PART_BYTES)),
             (send_service_pb2, "SendService", self.send_service),
             (group_service_pb2, "GroupService", groups),
+            (dead_letter_service_pb2, "DeadLetterService", letters),
+            (admin_service_pb2, "AdminService", admin),
         )
         lane = server.lanes["send"]
         writer.start(store, lane)

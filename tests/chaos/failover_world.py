@@ -54,6 +54,7 @@ from protomq_runtime.errors import Code, ServiceError
 from .checker import Promise, Violation, check_history
 from .checker.messages import ALLOWED_REASONS
 from .failover_clients import TOPIC, Operator, Producer, Reader, scan_of
+from .failover_keepers import LetterKeeper, TopicKeeper
 from .failover_member import (
     BREAK_MS,
     HEARTBEAT_MS,
@@ -77,6 +78,7 @@ FAULTY_MS: Final = 5_000
 QUIET_MAX_MS: Final = 9_000
 QUIET_STEP_MS: Final = 100
 LAST_APPENDS_BYTES: Final = 400
+LOOKS: Final = 8
 MONOTONIC_MAX: Final = 1.03
 LOG_TIME_MAX: Final = MONOTONIC_MAX * (1 + SLEW_RATIO)
 LOG_TIME_MIN: Final = 0.97 * (1 - SLEW_RATIO)
@@ -146,6 +148,10 @@ class FailoverWorld:
         # Of its own, so that all else of a seed is as it is without copies of folders.
         self.copies = Random(f"copies {seed}")
         self.copied = self.copies.choice((0.0, 0.0, 0.25)) if not kinds else 0.0
+        # The same without faults that follow such a start.
+        self.moments = Random(f"moments {seed}")
+        self.hasty = self.moments.choice((0.0, 0.0, 0.4)) if not kinds else 0.8
+        """Share of starts in doubt that are followed by a fault."""
         self.snapshots: list[tuple[str, int, SimDisk]] = []
         """Copies of folders: of which store, with which number of its start."""
         self.cut: set[tuple[str, str]] = set()
@@ -172,6 +178,7 @@ class FailoverWorld:
         self.producers = [Producer(self, number) for number in range(2)]
         self.readers = [Reader(self, number) for number in range(QUEUES)]
         self.operator = Operator(self)
+        self.keepers = (TopicKeeper(self), LetterKeeper(self))
 
     def draw(self) -> int:
         self._draws += 1
@@ -234,6 +241,17 @@ class FailoverWorld:
             self.fired["start failed"] += 1
             member.go_down("kill")
             self.at(500, self._start, member)
+
+    def began_in_doubt(self, member: Member) -> None:
+        """A start has cut its log, or may lack its end: until it has caught up, it must know that. So its process may end again, while
+        others are away."""
+        if "kill" in self.kinds and self.moments.random() < self.hasty:
+            self.at(self.moments.choice((20, 100, 300)) * self.moments.uniform(0.3, 1.7), self._later, self._end_again, member)
+
+    def _end_again(self, member: Member) -> None:
+        self.fired["ended again in doubt"] += 1
+        for each in self.members:
+            self._down(each, "kill", 30.0 if each is member else self.moments.uniform(1_500, 3_000))
 
     def delay_ms(self, source: str, target: str) -> float:
         delay_ms = self.rng.uniform(0.3, self.delay_max_ms)
@@ -360,6 +378,10 @@ class FailoverWorld:
 
     def led(self, member: Member, epoch: int) -> None:
         """A master takes sends: name servers tell so."""
+        if epoch == max(self.epochs):
+            self.operator.check(member)
+            for keeper in self.keepers:
+                keeper.check_new_master(member)
         if member.store.topics.find(TOPIC) is None:
             try:
                 member.store.topics.create(TopicConfig(TOPIC, QUEUES, QUEUES))
@@ -529,18 +551,28 @@ class FailoverWorld:
         length_ms = rng.uniform(30, 500)
         if member.is_up:
             self._down(member, "kill", length_ms)
-        position = rng.randrange(end) if rng.random() < 0.5 else end - 1 - rng.randrange(min(end, LAST_APPENDS_BYTES))
-        segments = sorted(path for path in member.disk.files(ROOT) if "/commitlog/" in path)
-        path = segments[min(position // SEGMENT_SIZE_BYTES, len(segments) - 1)]
-        bit = 8 * (position % SEGMENT_SIZE_BYTES) + rng.randrange(8)
         whole = self._end_of_a_start(member)
-        member.disk.flip_bit(path, bit)
+        disk = member.disk
+        # The last appends are rarely such that a start cuts them. Some members look for them.
+        for _ in range(LOOKS if self.moments.random() < self.hasty else 1):
+            position = rng.randrange(end) if rng.random() < 0.5 else end - 1 - rng.randrange(min(end, LAST_APPENDS_BYTES))
+            member.disk = self._flipped(disk, position)
+            if self._end_of_a_start(member) < whole:
+                break
         if self._end_of_a_start(member) < whole:
             self.fired["damage that looks like a torn tail"] += 1
             member.is_damaged_at_end = True
         else:
             member.is_damaged = True
         return True
+
+    def _flipped(self, disk: SimDisk, position: int) -> SimDisk:
+        """A copy with another bit there in its log."""
+        flipped = disk.killed()
+        segments = sorted(path for path in flipped.files(ROOT) if "/commitlog/" in path)
+        path = segments[min(position // SEGMENT_SIZE_BYTES, len(segments) - 1)]
+        flipped.flip_bit(path, 8 * (position % SEGMENT_SIZE_BYTES) + self.rng.randrange(8))
+        return flipped
 
     def _end_of_a_start(self, member: Member) -> int:
         """Where its log would end. Damage of the last appends looks like a torn write, if nothing says that they were synced."""
@@ -675,7 +707,8 @@ class FailoverWorld:
         )
 
     def _is_settled(self) -> bool:
-        if any(producer.call is not None for producer in self.producers) or any(member.is_changing for member in self.members):
+        is_asking = any(producer.call is not None for producer in self.producers) or any(keeper.asked for keeper in self.keepers)
+        if is_asking or any(member.is_changing for member in self.members):
             return False
         ends = {(member.store.appended_position, member.store.readable_position) for member in self.members}
         return len(ends) == 1 and len(set(ends.pop())) == 1
@@ -698,12 +731,15 @@ class FailoverWorld:
         logs = {log_of(member.store, start, member.store.appended_position) for member in self.members if not member.is_damaged}
         if len(logs) > 1:
             self.say("D6", f"logs differ behind {start}")
-        self.operator.check()
         for member in self.members:
+            if not member.is_damaged:
+                self.operator.check(member)
             call = self.history.invoke(f"checker {member.name}", "scan")
             for _ in range(20):
                 try:
                     call.ok(queues=scan_of(self.run, member.store))
+                    for keeper in self.keepers:
+                        keeper.check(member)
                     break
                 except CorruptLogError:
                     self.fired["damage met by a scan"] += 1

@@ -42,6 +42,7 @@ SILENCE_MS: Final = 800
 BREAK_MS: Final = 5
 """Until the other end of a connection knows that a process has ended."""
 BLOCK: Final = 20
+"""Entries in an answer to a slave, at most."""
 HEAD_END: Final = 1
 """Position behind the head of a log."""
 
@@ -443,7 +444,7 @@ class SimBroker:
     def reply(self, fetch: Fetch, position: int) -> None:
         if self.machine.role not in (Role.LEADING, Role.HANDING_OVER) or fetch.epoch != self.machine.epoch:
             return  # A broker that leads no more has ended the sessions of its slaves.
-        entries = self.disk.log[position : position + BLOCK]
+        entries = self.disk.log[position : position + self.world.block]
         arguments = (fetch.session, position, entries, self.clock_ms(), self.confirmed, len(self.disk.log))
         self.world.send(self, fetch.slave, fetch.slave.take_entries, *arguments)
 

@@ -42,7 +42,7 @@ from protomq_ha.leadership_values import Ask, Role
 from protomq_ha.orders import OrderStandsError
 
 from .checker import Violation
-from .leadership_broker import HOLD_MS, SETTLE_MS, STEP_MS, TICK_MS, Disk, Entry, SimBroker
+from .leadership_broker import BLOCK, HOLD_MS, SETTLE_MS, STEP_MS, TICK_MS, Disk, Entry, SimBroker
 from .leadership_etcd import SimEtcd
 
 FAULTY_MS: Final = 25_000
@@ -73,7 +73,8 @@ class Mood(NamedTuple):
     """What a life is like. Attributes: kinds: of faults; loss, slow: shares of messages that are lost, and that come late by seconds;
     full: share of elections whose winner cannot open its log to lead; forgets: etcd may lose its data; deafens: a master that has handed
     over hears nothing of etcd for some seconds; reopens: slaves open their stores again just when they have caught up; fails: their logs
-    fail soon after they have left the set; copied: share of faults by copies of folders."""
+    fail soon after they have left the set; copied: share of faults by copies of folders; hasty: share of changes of the lead, or of
+    the set, with a fault close behind."""
 
     kinds: tuple[str, ...]
     loss: float
@@ -84,6 +85,7 @@ class Mood(NamedTuple):
     reopens: bool = False
     fails: bool = False
     copied: float = 0.0
+    hasty: float = 0.0
 
     @classmethod
     def drawn(cls, rng: Random) -> Mood:
@@ -105,7 +107,7 @@ class LeadershipWorld:
         # The same without logs that are cut.
         self.tears = Random(f"tears of {seed}")
         self.torn = self.tears.choice((0.0, 0.0, 0.4)) if has_faults else 0.4 * mood.reopens
-        self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens, self.reopens, self.fails, _ = mood
+        self.kinds, self.loss, self.slow, self.full, self.forgets, self.deafens, self.reopens, self.fails, _, _ = mood
         self.failures = Random(f"failures of {seed}")
         self.operators = Random(f"operators of {seed}")
         # The same without copies of folders.
@@ -113,6 +115,10 @@ class LeadershipWorld:
         self.copied = self.copies.choice((0.0, 0.0, 0.3)) if has_faults else mood.copied
         self.snapshots: list[Disk] = []
         self.folders = 0
+        # The same without faults in such moments.
+        self.moments = Random(f"moments of {seed}")
+        self.hasty = self.moments.choice((0.0, 0.0, 0.3)) if has_faults else mood.hasty
+        self.block = self.moments.choice((2, BLOCK)) if self.hasty else BLOCK
         self.answers_late_ms: dict[str, float] = {}
         """How much later than others a broker gets etcd's answers."""
         self.etcd_timeout_ms = self.rng.choice(ETCD_TIMEOUTS_MS)
@@ -219,6 +225,7 @@ class LeadershipWorld:
             self.say("L8", f"{broker.disk.member} gives the election {election} the number {self.etcd.view.election}")
         if isinstance(ask.request, Transaction) and self.etcd.revision != revision:
             self.check_transaction(broker, life)
+            self.hurt_soon()
             in_sync = self.etcd.view.in_sync
             if self.deafens and in_sync is not None and in_sync.successor and self.etcd.view.master is None:
                 self.cut_for(DEAF_MS, ("etcd", broker.name))
@@ -324,6 +331,45 @@ class LeadershipWorld:
             self.fired["acknowledged without a lease"] += 1
 
     # Faults.
+
+    def hurt_soon(self) -> None:
+        """The lead or the set has just changed: members may rely on what others do not have yet. So a fault comes close behind, one that
+        hits those who matter now, or any. Or whoever is away is back."""
+        if not self.is_faulty or self.moments.random() >= self.hasty:
+            return
+        view, before = self.etcd.view, self.set_before
+        when_ms = self.moments.choice((20, 200, 1_000)) * self.moments.uniform(0.3, 1.7)
+        joined = view.in_sync.members - before if view.in_sync is not None and before is not None else frozenset()
+        is_led_anew = view.master is not None and view.master.revision == view.revision
+        if self.moments.random() < 0.3:
+            self.at(when_ms, self.moments.choice((self.come_back, self.fault)))
+        elif is_led_anew and view.master is not None:
+            self.at(when_ms / 5, self.trade_places, view.master.member)
+        elif joined:
+            self.at(when_ms / 5, self.leave_alone, min(joined))
+
+    def trade_places(self, member: str) -> None:
+        """All but this one are killed, if they are up, and else are back."""
+        self.fired["others traded places"] += 1
+        away = [broker for broker in self.brokers if not broker.is_up]
+        self.leave_alone(member)
+        self.cut.clear()
+        for broker in away:
+            self.revive(broker)
+
+    def leave_alone(self, member: str) -> None:
+        """All but this one are killed, and are back some seconds later."""
+        self.fired["left alone"] += 1
+        for broker in self.brokers:
+            if broker.disk.member != member and broker.is_up:
+                broker.kill()
+                self.at(self.moments.uniform(4_000, 9_000), self.revive, broker)
+
+    def come_back(self) -> None:
+        """All who are away are back, and all links are whole."""
+        self.cut.clear()
+        for broker in self.brokers:
+            self.revive(broker)
 
     def fault(self) -> None:
         """One of them, and when it is over."""

@@ -120,6 +120,7 @@ def test_leadership() -> None:
 FAILOVER_SIGNS = (
     *KINDS, "crashed at an I/O", "fail-overs", "truncated", "returned", "repeated", "an old master that does not know it", "SEND_OK",
     "SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT", "read on a master", "read on a slave", "told that its disk is full",
+    "topic made again", "topic deleted by an earlier try", "letters replayed", "replayed by an earlier try", "ended again in doubt",
 )  # fmt: skip
 """What a thousand clusters meet."""
 

@@ -299,7 +299,12 @@ class AdminService:
         except DecodeError:
             call.fail(unparsable("protomq.v1.DeleteGroupRequest"))
         except Exception as error:
-            call.fail(to_service_error(error))
+            refusal = to_service_error(error)
+            if refusal.code is Code.NOT_FOUND:
+                # The deletion that was before may not be stored yet.
+                self._permit.when_given([call], lambda calls: self._changes.make(calls, lambda: [refusal]))
+            else:
+                call.fail(refusal)
         else:
             self._commits.delete_group(request.consumer_group, call)
 

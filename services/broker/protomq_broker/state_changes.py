@@ -4,23 +4,25 @@
     send lane          refuses it if a send would be refused for want of slaves; else changes the state, which appends the record
     lane of the call   answers, once the log is stored, up to where it ended then, as SEND_OK promises
 
-So an answer also waits if nothing had to be changed: the record that said so before may not be stored yet. A call waits no longer than a
-send; then it gets DEADLINE_EXCEEDED, not definite. It also does if sends are not taken any more by then. What waits is an entry in
-`WaitingAnswers`, not a thread.
+So an answer also waits if nothing had to be changed: the record that said so before may not be stored yet. So does a refusal for what is
+there, or is not. A deletion that is said again may rest on one that is not stored yet. A call waits no longer than a send; then it gets
+DEADLINE_EXCEEDED, not definite. It also does if sends are not taken any more by then. What waits is an entry in `WaitingAnswers`, not a
+thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from protomq_runtime.errors import Code, ServiceError
 
 from .store_errors import to_service_error
 from .waiting_answers import NOT_COPIED_IN_TIME
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call
-    from protomq_runtime.errors import ServiceError
 
     from .config import BrokerConfig
     from .store.store import Store
@@ -31,6 +33,8 @@ Answer = Callable[[], bytes]
 """Makes the response. Called on the call's lane."""
 Outcome = Answer | Exception | None
 """What becomes of a call. None: nothing yet, the service goes on with it."""
+SAYS_WHAT_IS_THERE: Final = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS})
+"""Codes of refusals that hold only if what the log has by now is stored."""
 
 
 class StateChanges:
@@ -65,24 +69,27 @@ class StateChanges:
                 outcomes = [error] * len(calls)
         position = self._store.appended_position
         for call, outcome in zip(calls, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                call.lane.post(partial(call.fail, to_service_error(outcome)))
+            outcome = to_service_error(outcome) if isinstance(outcome, Exception) else outcome
+            if isinstance(outcome, ServiceError) and outcome.code not in SAYS_WHAT_IS_THERE:
+                call.lane.post(partial(call.fail, outcome))
             elif outcome is not None:
                 wait_ms = call.hold_time_ms(self._config.sync_flush_timeout_ms)
                 self._waiting.wait(self._writer.lane, position, wait_ms, partial(self._stored, call, outcome))
         self._waiting.request_flush()
 
-    def _stored(self, call: Call, answer: Answer, failure: Exception | None) -> None:
+    def _stored(self, call: Call, answer: Answer | ServiceError, failure: Exception | None) -> None:
         # Fewer copies than min_in_sync_replicas have confirmed it, or this broker has lost the lead meanwhile, and another may have it.
         if failure is None and self._shortage() is not None:
             failure = NOT_COPIED_IN_TIME
         call.lane.post(partial(_answer_here, call, answer, failure))
 
 
-def _answer_here(call: Call, answer: Answer, failure: Exception | None) -> None:
+def _answer_here(call: Call, answer: Answer | ServiceError, failure: Exception | None) -> None:
     try:
         if failure is not None:
             raise failure
+        if isinstance(answer, ServiceError):
+            raise answer
         payload = answer()
     except Exception as error:
         call.fail(to_service_error(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from protomq.v1 import admin_service_pb2
@@ -32,6 +33,7 @@ from protomq_broker.member_commits import MemberCommits
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.queue_locks import QueueLocks
 from protomq_broker.state_changes import StateChanges
+from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
@@ -292,6 +294,27 @@ def test_a_deleted_topic_is_gone_and_that_is_announced() -> None:
     assert (broker.store.topics.find("topic"), broker.announced_count) == (None, 1)
     expected = ("NOT_FOUND", "TOPIC_NOT_FOUND", {"topic": "topic"})
     assert told(broker.refusal(ADMIN + "DeleteTopic", DeleteTopicRequest(topic="topic"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "deletion", "reason"),
+    [
+        ("DeleteTopic", DeleteTopicRequest(topic="topic"), "TOPIC_NOT_FOUND"),
+        ("DeleteGroup", DeleteGroupRequest(consumer_group="group"), "GROUP_NOT_FOUND"),
+    ],
+)
+def test_a_deletion_that_is_said_again_is_answered_when_it_is_stored(path: str, deletion: Message, reason: str) -> None:
+    broker = FakeBroker(sync_flush=True)
+    broker.store.groups.put(GroupSettings("group"))
+    broker.store.flush()
+    first, second = (broker.call(ADMIN + path, deletion) for _ in range(2))
+    assert not first.answered
+    assert not second.answered, "a power cut or a fail-over may bring it back"
+    broker.store.flush()
+    broker.server.run()
+    first.response()
+    assert second.error is not None
+    assert second.error.reason == reason
 
 
 def test_topics_are_listed_page_by_page() -> None:
