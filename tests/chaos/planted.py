@@ -1141,10 +1141,10 @@ FIRST_SEEDS: Final = {
     "fail-over: acknowledges before it writes": 5,
     "fail-over: truncates by length": 26,
     "fail-over: a lease by the wall clock": 19,
-    "fail-over: a lease that stands still in a suspend": 4,
+    "fail-over: a lease that stands still in a suspend": 5,
     "fail-over: a stale in-sync set": 4,
-    "fail-over: compares no in-sync set": 3,
-    "fail-over: takes a damaged log for whole": 8,
+    "fail-over: compares no in-sync set": 9,
+    "fail-over: takes a damaged log for whole": 108,
     "fail-over: anybody leads": 6,
     "fail-over: changes are answered before replicas have them": 4,
 }
