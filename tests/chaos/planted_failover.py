@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
 
-from protomq_broker import ha_follower
+from protomq_broker import ha_follower, state_changes
 from protomq_broker.admin_service import AdminService
 from protomq_broker.dead_letter_service import DeadLetterService
 from protomq_broker.ha_service import HaService
@@ -159,6 +159,11 @@ def replays_are_answered_at_once() -> Any:
     return answers_changes_at_once(DeadLetterService._append)
 
 
+def refusals_are_told_at_once() -> Any:
+    """Whoever deletes what is not there is told so, though the deletion before is not on the replicas."""
+    return mock.patch.object(state_changes, "SAYS_WHAT_IS_THERE", frozenset())
+
+
 def topics_made_again_keep_their_offsets() -> Any:
     """The queues of a topic that is made again begin where those of the deleted one ended."""
     remove = ConsumeQueueTable.remove_topic
@@ -219,6 +224,7 @@ BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("fail-over: anybody leads", leads_in_any_state),
     ("fail-over: log time of its own clock", begins_at_its_own_clock),
     ("fail-over: changes are answered before replicas have them", answers_changes_at_once),
+    ("fail-over: refuses by what replicas do not have", refusals_are_told_at_once),
     ("fail-over: topics made again keep their offsets", topics_made_again_keep_their_offsets),
     ("fail-over: slaves keep the queues of deleted topics", slaves_keep_the_queues_of_deleted_topics),
     ("fail-over: loses the settings of groups", loses_settings_when_it_leads),
