@@ -118,6 +118,8 @@ class _Keeper:
             self._failed(attempt, world.not_master)
             return
         assert self.asked is not None
+        if self.asked.path != SEND:
+            world.asked(self._master)
         world.to_member(self._master, self.asked.payload, partial(self._answered, attempt), self.asked.path)
         world.at(SEND_TIMEOUT_MS, self._failed, attempt, world.timed_out)
 

@@ -97,6 +97,8 @@ KINDS: Final = (
     "empty slave", "flapping", "flapping link", "all down", "switch", "switch",
 )  # fmt: skip
 """Faults, as often as they come."""
+IN_A_CHANGE: Final = "in a change"
+"""The same, of drills only: a master that is asked for a change loses its slaves, and is killed before they are out of sync."""
 
 
 class LinePoint(NamedTuple):
@@ -152,6 +154,7 @@ class FailoverWorld:
         self.moments = Random(f"moments {seed}")
         self.hasty = self.moments.choice((0.0, 0.0, 0.4)) if not kinds else 0.8
         """Share of starts in doubt that are followed by a fault."""
+        self.waits_for_a_change = False
         self.snapshots: list[tuple[str, int, SimDisk]] = []
         """Copies of folders: of which store, with which number of its start."""
         self.cut: set[tuple[str, str]] = set()
@@ -252,6 +255,14 @@ class FailoverWorld:
         self.fired["ended again in doubt"] += 1
         for each in self.members:
             self._down(each, "kill", 30.0 if each is member else self.moments.uniform(1_500, 3_000))
+
+    def asked(self, master: Member) -> None:
+        """A keeper asks a master for a change."""
+        if self.waits_for_a_change and not self.is_healing and self.moments.random() < 0.5:
+            self.waits_for_a_change = False
+            names = [each.name for each in self.members if each is not master]
+            self._cut_for(2 * SILENCE_MS, *((master.name, name) for name in names), *((name, master.name) for name in names))
+            self.at(self.moments.uniform(60, 400), self._later, self._down, master, "kill", self.moments.uniform(1_500, 3_000))
 
     def delay_ms(self, source: str, target: str) -> float:
         delay_ms = self.rng.uniform(0.3, self.delay_max_ms)
@@ -463,6 +474,8 @@ class FailoverWorld:
             self.at(length_ms if kind == "etcd away" else rng.uniform(50, 300), self._etcd_back)
         elif kind == "older folder":
             return self._go_back()
+        elif kind == IN_A_CHANGE:
+            self.waits_for_a_change = True
         elif kind == "empty slave":
             return self._replace(member, length_ms)
         elif kind == "flapping":

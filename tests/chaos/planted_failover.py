@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
 
-from protomq_broker import ha_follower
+from protomq_broker import ha_follower, state_changes
 from protomq_broker.admin_service import AdminService
 from protomq_broker.dead_letter_service import DeadLetterService
 from protomq_broker.ha_service import HaService
@@ -31,7 +31,7 @@ from protomq_ha.replicas import ReplicaTable, Verdict
 from . import planted_ha, planted_leadership
 from .checker import Violation
 from .failover_member import Member
-from .failover_world import check_failover
+from .failover_world import IN_A_CHANGE, check_failover
 
 
 def counts_what_was_sent() -> Any:
@@ -159,6 +159,11 @@ def replays_are_answered_at_once() -> Any:
     return answers_changes_at_once(DeadLetterService._append)
 
 
+def refusals_are_told_at_once() -> Any:
+    """Whoever deletes what is not there is told so, though the deletion before is not on the replicas."""
+    return mock.patch.object(state_changes, "SAYS_WHAT_IS_THERE", frozenset())
+
+
 def topics_made_again_keep_their_offsets() -> Any:
     """The queues of a topic that is made again begin where those of the deleted one ended."""
     remove = ConsumeQueueTable.remove_topic
@@ -214,13 +219,10 @@ BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("fail-over: a new master shows its whole log", a_new_master_shows_its_whole_log),
     ("fail-over: a slave serves what it has", planted_ha.a_slave_serves_what_it_has),
     ("fail-over: loses the producers", loses_the_producers_when_it_leads),
-    ("fail-over: takes a damaged log for whole", takes_a_damaged_log_for_whole),
-    ("fail-over: takes a cut log for whole", takes_a_cut_log_for_whole),
     ("fail-over: anybody leads", leads_in_any_state),
     ("fail-over: log time of its own clock", begins_at_its_own_clock),
     ("fail-over: changes are answered before replicas have them", answers_changes_at_once),
-    ("fail-over: deletions are answered before replicas have them", deletions_are_answered_at_once),
-    ("fail-over: replays are answered before replicas have them", replays_are_answered_at_once),
+    ("fail-over: refuses by what replicas do not have", refusals_are_told_at_once),
     ("fail-over: topics made again keep their offsets", topics_made_again_keep_their_offsets),
     ("fail-over: slaves keep the queues of deleted topics", slaves_keep_the_queues_of_deleted_topics),
     ("fail-over: loses the settings of groups", loses_settings_when_it_leads),
@@ -245,8 +247,22 @@ def killed_with_cut_logs(seed: int) -> list[Violation]:
     return next((found for found in lives if found), [])
 
 
+def damaged_and_switched(seed: int) -> list[Violation]:
+    """A life in which bytes flip, and the lead is given to whoever is in sync."""
+    return check_failover(seed, Counter(), ("flipped byte", "switch"))
+
+
+def killed_in_changes(seed: int) -> list[Violation]:
+    """A life in which masters are cut off and killed just when they are asked for a change."""
+    return check_failover(seed, Counter(), (IN_A_CHANGE,))
+
+
 BUGS_OF_FEW_FAULTS: Final[tuple[tuple[str, Callable[[], Any], Callable[[int], list[Violation]]], ...]] = (
     ("fail-over: a lease that stands still in a suspend", lease_stands_still_in_a_suspend, suspended_members),
     ("fail-over: forgets at a kill that its log was cut", forgets_at_a_kill_that_its_log_was_cut, killed_with_cut_logs),
+    ("fail-over: takes a damaged log for whole", takes_a_damaged_log_for_whole, damaged_and_switched),
+    ("fail-over: takes a cut log for whole", takes_a_cut_log_for_whole, killed_with_cut_logs),
+    ("fail-over: deletions are answered before replicas have them", deletions_are_answered_at_once, killed_in_changes),
+    ("fail-over: replays are answered before replicas have them", replays_are_answered_at_once, killed_in_changes),
 )
 """The same, with the lives in which they show: others have too many other faults."""
