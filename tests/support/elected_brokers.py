@@ -62,6 +62,11 @@ class ElectedCluster:
         found = (LEADS_PATTERN.findall(broker.log_text()) for broker in self.brokers)
         return Counter(int(epoch) for epochs in found for epoch in epochs)
 
+    def last_epoch_beside(self, broker: HaBroker) -> int:
+        """The last epoch that another broker than this one has led. On a busy machine the lead may have come back since."""
+        found = (LEADS_PATTERN.findall(other.log_text()) for other in self.brokers if other is not broker)
+        return max((int(epoch) for epochs in found for epoch in epochs), default=0)
+
     def last_lines(self) -> str:
         """What the brokers have said last, which is gone with their folders."""
         return "\n".join("\n".join([f"--- {each.folder.name}", *each.log_text().splitlines()[-SAID_LINES:]]) for each in self.brokers)

@@ -297,7 +297,7 @@ class PullConsumer(ConsumerBase):
                     queue = messages[0].queue
                     schedule.pulled(queue, pull(queue, messages), time.monotonic())
                 except Exception as error:
-                    schedule.failed(queue, error, time.monotonic())
+                    schedule.failed(messages[0].queue, error, time.monotonic())
                     self._give_back(messages)
                 except BaseException:
                     self._give_back(messages)
