@@ -1,8 +1,8 @@
 """Brokers that this name server refuses, for operators: who, where, why, and when last. Nothing else depends on it.
 
 - A broker that is refused asks again every few seconds, or ends. So an entry goes when it is `EXPIRY_MS` old, or when its broker
-  registers: the store of that number at that address, or in a later start at another one. An earlier start is the original, of which a copy
-  was refused.
+  registers. That is the store of that number at that address, or in a later start at another one. An earlier start is the original, of
+  which a copy was refused.
 - At most `COUNT_MAX` entries of bounded size, for anybody may ask: the one that was refused longest ago goes first.
 """
 
