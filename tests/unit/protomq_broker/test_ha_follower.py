@@ -161,6 +161,32 @@ def test_an_older_copy_of_the_masters_folder_makes_no_slave_drop_what_was_confir
     assert read_all(slave) == before
 
 
+def test_an_older_copy_of_before_a_change_of_roles_makes_no_slave_drop_what_was_confirmed_since() -> None:
+    """The slave has led for a while. What the master wrote after that, nobody else has."""
+    master = with_messages(10)
+    master.flush()
+    slave = slave_of(master)
+    slave.close()
+    slave = open_store(disk_of(slave))
+    fill(slave, 5, 10)
+    slave.flush()
+    older = disk_of(master).killed()
+    master.close()
+    master = open_store(disk_of(master), follows=True)
+    follow(slave, master)
+    master.close()
+    master = open_store(disk_of(master))
+    fill(master, 10, 15)
+    master.flush()
+    fill(master, 1, 25)
+    slave.close()
+    slave = open_store(disk_of(slave), follows=True)
+    follow(master, slave)
+    before = read_all(slave)
+    assert truncated_to(open_store(older), slave) is None
+    assert read_all(slave) == before
+
+
 def test_what_a_power_cut_took_from_a_master_is_dropped() -> None:
     """It was written, as ASYNC_FLUSH has it, and not synced."""
     master, _ = master_with_an_older_copy()
