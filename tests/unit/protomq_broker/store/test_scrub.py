@@ -145,3 +145,22 @@ def test_what_is_set_aside_stays_so_even_if_it_cannot_be_written_down() -> None:
     disk.fail_at(1, Fault.EIO, for_ever=True)
     scrub(store, clock)
     assert len(store.damaged_ranges) == 1
+
+
+def test_entries_of_messages_that_retention_has_deleted_are_no_damage(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody asks for them, and the log has nothing by which they could be healed."""
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    store.checkpoint()
+    store.delete_segments_below(3 * SEGMENT)
+    disk.flip_bit(f"/s/consumequeue/topic/0/{0:020d}", 20 * 8 + 9)
+    scrub(store, clock)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+    assert store.healed_file_count == 0
+    first = store.queue_range("topic", 0)[0]
+    assert first > 1
+    assert len(read_all(store, offset=first)) == COUNT // 2 - first
+    disk.flip_bit(f"/s/consumequeue/topic/0/{0:020d}", (first + 1) * 20 * 8 + 9)
+    clock.time_ms += ROUND_INTERVAL_MS
+    scrub(store, clock)
+    assert store.healed_file_count == 1

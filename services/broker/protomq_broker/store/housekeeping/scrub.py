@@ -116,9 +116,11 @@ class Scrubber:
                 self._credit_bytes -= size_bytes
 
     def _stored_entries(self) -> Iterator[int]:
-        """Reads the entries that files have, queue by queue; yields what each read costs."""
+        """Reads the entries that files have, queue by queue; yields what each read costs. Nobody needs those that lead to deleted segments,
+        and nothing could heal them.
+        """
         for queue in list(self._queues.all()):
-            offset = queue.known_min_offset
+            offset = queue.min_offset(self._folder.first_position)
             while offset < queue.flushed_offset and self._queues.has(queue):
                 first, offset = offset, queue.check_stored(offset, ENTRIES_PER_BLOCK)
                 yield max((offset - first) * ENTRY_SIZE_BYTES, READ_COST_BYTES)
