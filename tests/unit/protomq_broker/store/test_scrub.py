@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.files.side_files import OpenFile, OpenFiles
 from protomq_broker.store.housekeeping.scrub import ROUND_INTERVAL_MS
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
@@ -164,3 +167,24 @@ def test_entries_of_messages_that_retention_has_deleted_are_no_damage(caplog: py
     clock.time_ms += ROUND_INTERVAL_MS
     scrub(store, clock)
     assert store.healed_file_count == 1
+
+
+def test_a_queue_file_that_cannot_be_read_keeps_the_scrub_from_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    first, second = (f"/s/consumequeue/topic/{queue_id}/{0:020d}" for queue_id in (0, 1))
+    real = OpenFiles.get
+
+    def get(files: OpenFiles, path: str, *, create: bool = False) -> OpenFile:
+        if path == first:
+            raise OSError(errno.EIO, "Input/output error", path)
+        return real(files, path, create=create)
+
+    monkeypatch.setattr(OpenFiles, "get", get)
+    disk.flip_bit(second, 20 * 8 + 9)
+    scrub(store, clock)
+    assert store.healed_file_count == 1
+    (error,) = {record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()}
+    assert first in error
