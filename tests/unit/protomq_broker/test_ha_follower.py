@@ -213,6 +213,33 @@ def test_a_restored_master_is_followed() -> None:
     assert truncated_to(restored, slave) == shared
 
 
+def test_a_second_restore_of_the_same_backup_is_not_followed_by_who_followed_the_first() -> None:
+    """It has the epoch of the first one, and lacks what was confirmed since: it may as well be an older copy of that."""
+    _, older = master_with_an_older_copy()
+    first, second = (open_store(older.killed(), follows=True) for _ in range(2))
+    for restored in (first, second):
+        restored.lead(restored.epochs.highest_epoch + RESTORED_EPOCHS)
+    fill(first, 3, 200)
+    first.flush()
+    fill(first, 1, 300)
+    assert truncated_to(second, slave_of(first)) is None
+
+
+def test_the_way_out_of_an_older_copy_is_to_change_the_roles() -> None:
+    """The slave leads, and who was the master drops what it has taken meanwhile: only it was the leader of that."""
+    master, older = master_with_an_older_copy()
+    slave = slave_of(master)
+    shared = open_store(older.killed(), follows=True).appended_position
+    restored = open_store(older)
+    fill(restored, 5, 100)
+    restored.flush()
+    restored.positions.note_replicated(restored.appended_position)
+    assert truncated_to(restored, slave) is None
+    slave.close()
+    restored.close()
+    assert truncated_to(open_store(disk_of(slave)), open_store(disk_of(restored), follows=True)) == shared
+
+
 def test_what_was_never_confirmed_is_dropped_for_the_log_of_a_master() -> None:
     """As when roles have changed: what a master that had lost its log has stored alone before it follows."""
     assert drops_its_log_for(with_messages(20), slave_of(with_messages(5, 100), confirmed=False))
