@@ -188,3 +188,18 @@ def test_a_queue_file_that_cannot_be_read_keeps_the_scrub_from_no_other(
     assert store.healed_file_count == 1
     (error,) = {record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()}
     assert first in error
+
+
+def test_a_topic_that_is_deleted_while_its_queues_are_to_be_read_is_no_damage(caplog: pytest.LogCaptureFixture) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    store.checkpoint()
+    store.delete_segments_below(3 * SEGMENT)
+    entries = store._upkeep.scrubber._stored_entries()
+    assert next(entries)
+    store.delete_topic("topic", lambda later: later())
+    store.checkpoint()
+    assert not disk.exists(f"/s/consumequeue/topic/1/{0:020d}")
+    assert list(entries), "others are read"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+    assert not store.damaged_files

@@ -120,6 +120,8 @@ class Scrubber:
         and nothing could heal them.
         """
         for queue in list(self._queues.all()):
+            if not self._queues.has(queue):
+                continue  # Its topic was deleted meanwhile.
             try:
                 offset = queue.min_offset(self._folder.first_position)
                 while offset < queue.flushed_offset and self._queues.has(queue):
