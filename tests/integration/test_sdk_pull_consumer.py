@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -517,7 +518,8 @@ class Watching(Hook):
 @pytest.mark.parametrize("way", ["poll", "loop"])
 def test_a_poll_that_is_interrupted_anywhere_loses_nothing(server: FakeServer, hooks: list[Hook], way: str) -> None:
     server.append("t", 0, [b"%d" % number for number in range(10)])
-    losses, loops = [], []
+    losses: list[tuple[str, list[int]]] = []
+    loops: list[Any] = []
     with ExitStack() as stack:
 
         def made() -> PullConsumer:
