@@ -367,7 +367,9 @@ def test_a_state_takes_no_record_of_another_topic_for_one_that_the_log_has_lost(
     taken: list[tuple[bytes, int]] = []
     machine: Any = SimpleNamespace(topic="system", replay_from=0, apply=lambda body, position: taken.append((body, position)))
     entries = [(100, 50, 0), (150, 0, -1), (400, 50, 0)]
-    queue = SimpleNamespace(known_min_offset=0, end_offset=3, first_at_or_beyond=lambda _: 0, entry=entries.__getitem__)
+    queue = SimpleNamespace(
+        known_min_offset=0, end_offset=3, first_at_or_beyond=lambda _: 0, check=lambda _: None, entry=entries.__getitem__
+    )
     queues: Any = SimpleNamespace(queues_of=lambda _: {0: queue})
     reader: Any = SimpleNamespace(record_at=lambda position: Record(body=b"at %d" % position).SerializeToString())
     replay_states([machine], queues, reader)
