@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -518,7 +519,7 @@ class Watching(Hook):
 def test_a_poll_that_is_interrupted_anywhere_loses_nothing(server: FakeServer, hooks: list[Hook], way: str) -> None:
     server.append("t", 0, [b"%d" % number for number in range(10)])
     losses: list[tuple[str, list[int]]] = []
-    loops: list[Iterator[Message]] = []
+    loops: list[Any] = []
     with ExitStack() as stack:
 
         def made() -> PullConsumer:
@@ -538,7 +539,8 @@ def test_a_poll_that_is_interrupted_anywhere_loses_nothing(server: FakeServer, h
             if found[:1] != [3]:
                 losses.append((place, found))
             source.close()
-        loops.clear()  # Who leaves a loop closes it.
+        for loop in loops:
+            loop.close()
     assert losses == []
 
 

@@ -293,11 +293,11 @@ class PullConsumer(ConsumerBase):
                 messages = self._poll_for(schedule.next_due_in_s(now_s), max_messages, one_queue=True)
                 if not messages:
                     continue
+                first = messages[0]
                 try:
-                    queue = messages[0].queue
-                    schedule.pulled(queue, pull(queue, messages), time.monotonic())
+                    schedule.pulled(first.queue, pull(first.queue, messages), time.monotonic())
                 except Exception as error:
-                    schedule.failed(messages[0].queue, error, time.monotonic())
+                    schedule.failed(first.queue, error, time.monotonic())
                     self._give_back(messages)
                 except BaseException:
                     self._give_back(messages)

@@ -32,7 +32,7 @@ Positions = NDArray[np.int64]
 _KEY, _TAG, _PROPERTY, _ATTRIBUTES = 0x12, 0x1A, 0x22, 0x2A
 _FIRST, _SECOND = 0x0A, 0x12
 _ORIGIN_QUEUE_ID, _ORIGIN_QUEUE_OFFSET, _ATTEMPT = 0x15, 0x19, 0x20
-_FIRST_STORE_TIME, _LAST_ERROR, _REPLAYED_GROUP = 0x29, 0x32, 0x3A
+_FIRST_STORE_TIME, _LAST_ERROR, _REPLAYED_GROUP, _CONSUMED_TOPIC = 0x29, 0x32, 0x3A, 0x42
 _IS_FRONT = np.zeros(256, np.bool_)
 _IS_FRONT[list(FRONT_TAGS)] = True
 
@@ -219,6 +219,7 @@ def read_transits(located: Located) -> Transits:
         store_times_ms = _take_number(data, cursor, limits, _FIRST_STORE_TIME, np.dtype("<u8"))
         last_errors = _take(data, cursor, limits, _LAST_ERROR)
         replayed_groups = _take(data, cursor, limits, _REPLAYED_GROUP)
+        _take(data, cursor, limits, _CONSUMED_TOPIC)
     except IndexError:
         raise UnusualRecordError("a length that does not end") from None
     if (cursor != limits).any():

@@ -617,14 +617,14 @@ def _has_led(store: Store) -> bool:
 def kept_safely(store: Store, position: int) -> int:
     """Up to where the log behind `position` was on the disk of the leader that wrote it, and confirmed; 0: nothing of it.
 
-    No crash takes that back, and no power cut. What this store wrote itself does not count: an operator has changed the roles since then.
+    No crash takes that back, and no power cut. What stands before the end of what this store wrote itself does not count: an operator has
+    changed the roles since then.
     """
     rows = store.epochs.rows
     ends = [*(row.start_position for row in rows[1:]), store.appended_position]
-    if any(row.is_led and end > position for row, end in zip(rows, ends, strict=False)):
-        return 0
+    led_end = max((end for row, end in zip(rows, ends, strict=False) if row.is_led), default=0)
     kept = min(store.positions.confirmed, store.leader_synced_position)
-    return kept if _sound_bytes(store, position, kept) else 0
+    return kept if _sound_bytes(store, max(position, led_end), kept) else 0
 
 
 def _has_sound_part(store: Store) -> bool:

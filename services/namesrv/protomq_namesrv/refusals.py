@@ -1,7 +1,8 @@
 """Brokers that this name server refuses, for operators: who, where, why, and when last. Nothing else depends on it.
 
-- A broker that is refused asks again every few seconds, or ends. So an entry goes when it is `EXPIRY_MS` old, or when its broker registers.
-  That is the store of that number at that address, or in a later start at another one. An earlier start is the original of a copy.
+- A broker that is refused asks again every few seconds, or ends. So an entry goes when it is `EXPIRY_MS` old, or when its broker
+  registers. That is the store of that number at that address, or at another one in a start after the refusal. An earlier start is another
+  copy of the folder, which has the name.
 - At most `COUNT_MAX` entries of bounded size, for anybody may ask: the one that was refused longest ago goes first.
 """
 
@@ -76,7 +77,7 @@ class Refusals:
                 key
                 for key, entry in self._entries.items()
                 if key.store_id == broker.store_id
-                and (key.grpc_address == address or (key.store_id and entry.refused.broker.incarnation < broker.incarnation))
+                and (key.grpc_address == address or (key.store_id and _is_later(broker, entry.refused)))
             ]
             for key in over:
                 del self._entries[key]
@@ -87,6 +88,11 @@ class Refusals:
             for key in [key for key, entry in self._entries.items() if entry.until_ms <= now_ms]:
                 del self._entries[key]
             return [self._entries[key].refused for key in sorted(self._entries)]
+
+
+def _is_later(broker: Broker, refused: RefusedBroker) -> bool:
+    """Whether it was started after the other one was refused: an incarnation is the time of a start."""
+    return broker.incarnation > max(refused.broker.incarnation, refused.refused_time.ToMilliseconds())
 
 
 def _key_of(broker: Broker) -> _Key:

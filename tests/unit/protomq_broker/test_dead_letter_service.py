@@ -15,11 +15,21 @@ from protomq.v1.dead_letter_service_pb2 import (
     ReplayDeadLettersResponse,
 )
 from protomq.v1.record_pb2 import Record
+from protomq.wire.record import (
+    BODY_SIZE_MAX_BYTES,
+    FRONT_SIZE_MAX_BYTES,
+    RecordTemplate,
+    encode_front,
+    encode_record_field,
+)
 from protomq.wire.topics import dead_letter_topic
 from protomq_broker import dead_letter_service
 from protomq_broker.dead_letter_service import AHEAD_MAX_MS, DeadLetterService
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
 from tests.support.retry_world import GROUP, TOPIC, Call, RetryWorld, failed, id_of
@@ -318,3 +328,32 @@ def test_whatever_ends_it_each_is_replayed_once(
         if ended:
             return
     raise AssertionError("the work never came to its end")
+
+
+def test_the_largest_message_with_the_longest_names_moves_as_a_record_that_a_log_may_have() -> None:
+    """A larger one would be damage: a start, and each replica, would refuse it."""
+    topic, first, second = "t" * 127, "a" * 120, "b" * 120
+    world = ReplayWorld(segment=64 << 20)
+    world.store.topics.create(TopicConfig(topic, 1, 1))
+    for group in (first, second):
+        world.store.groups.put(GroupSettings(group, retry_count_max=2, retry_delays_ms=(5,)))
+    front = encode_front([], "", {"p": "v" * (FRONT_SIZE_MAX_BYTES - 11)})
+    assert len(front) == FRONT_SIZE_MAX_BYTES
+    record = RecordTemplate(topic, 7, 0).encode(bytes(BODY_SIZE_MAX_BYTES), 1, 5, front=front)
+    region = prove_region(encode_record_field(record), topic, [len(record)])
+    assert region is not None
+    world.store.append([AppendRequest(region, 0)])
+    world.store.flush()
+    error = "e" * 1_000
+    world.send_back(world.read(topic), group=first, dead_letter=True, error=error)
+    world.replay(consumer_group=first)
+    world.send_back(world.read(topic)[-1:], group=first, dead_letter=True, error=error)
+    world.send_back(world.dead_letters(first)[-1:], group=second, error=error)
+    world.deliver(10)
+    (retry,) = world.retries(second)
+    transit = retry.transit
+    assert (transit.origin_topic, transit.replayed_group, transit.consumed_topic) == (topic, first, f"%DLQ%{first}")
+    assert error.startswith(transit.last_error)
+    assert len(transit.last_error) > 200
+    world.store.close()
+    assert verify("/s", disk=world.disk) == []

@@ -161,6 +161,32 @@ def test_an_older_copy_of_the_masters_folder_makes_no_slave_drop_what_was_confir
     assert read_all(slave) == before
 
 
+def test_an_older_copy_of_before_a_change_of_roles_makes_no_slave_drop_what_was_confirmed_since() -> None:
+    """The slave has led for a while. What the master wrote after that, nobody else has."""
+    master = with_messages(10)
+    master.flush()
+    slave = slave_of(master)
+    slave.close()
+    slave = open_store(disk_of(slave))
+    fill(slave, 5, 10)
+    slave.flush()
+    older = disk_of(master).killed()
+    master.close()
+    master = open_store(disk_of(master), follows=True)
+    follow(slave, master)
+    master.close()
+    master = open_store(disk_of(master))
+    fill(master, 10, 15)
+    master.flush()
+    fill(master, 1, 25)
+    slave.close()
+    slave = open_store(disk_of(slave), follows=True)
+    follow(master, slave)
+    before = read_all(slave)
+    assert truncated_to(open_store(older), slave) is None
+    assert read_all(slave) == before
+
+
 def test_what_a_power_cut_took_from_a_master_is_dropped() -> None:
     """It was written, as ASYNC_FLUSH has it, and not synced."""
     master, _ = master_with_an_older_copy()
@@ -185,6 +211,33 @@ def test_a_restored_master_is_followed() -> None:
     shared = restored.appended_position
     restored.lead(restored.epochs.highest_epoch + RESTORED_EPOCHS)
     assert truncated_to(restored, slave) == shared
+
+
+def test_a_second_restore_of_the_same_backup_is_not_followed_by_who_followed_the_first() -> None:
+    """It has the epoch of the first one, and lacks what was confirmed since: it may as well be an older copy of that."""
+    _, older = master_with_an_older_copy()
+    first, second = (open_store(older.killed(), follows=True) for _ in range(2))
+    for restored in (first, second):
+        restored.lead(restored.epochs.highest_epoch + RESTORED_EPOCHS)
+    fill(first, 3, 200)
+    first.flush()
+    fill(first, 1, 300)
+    assert truncated_to(second, slave_of(first)) is None
+
+
+def test_the_way_out_of_an_older_copy_is_to_change_the_roles() -> None:
+    """The slave leads, and who was the master drops what it has taken meanwhile: only it was the leader of that."""
+    master, older = master_with_an_older_copy()
+    slave = slave_of(master)
+    shared = open_store(older.killed(), follows=True).appended_position
+    restored = open_store(older)
+    fill(restored, 5, 100)
+    restored.flush()
+    restored.positions.note_replicated(restored.appended_position)
+    assert truncated_to(restored, slave) is None
+    slave.close()
+    restored.close()
+    assert truncated_to(open_store(disk_of(slave)), open_store(disk_of(restored), follows=True)) == shared
 
 
 def test_what_was_never_confirmed_is_dropped_for_the_log_of_a_master() -> None:

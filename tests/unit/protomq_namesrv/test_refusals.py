@@ -73,9 +73,10 @@ def test_a_refusal_is_told_for_some_minutes_after_the_last_time() -> None:
     [
         (7, 100, False),  # The original, which was there before, says once more that it is there.
         (7, 200, False),
-        (7, 201, True),
-        (8, 201, False),
-        (0, 201, False),  # An earlier version tells no store.
+        (7, 999, False),  # A copy that had the name by then: the original still asks, or has ended, and operators have to know.
+        (7, 1_001, True),
+        (8, 1_001, False),
+        (0, 1_001, False),  # An earlier version tells no store.
     ],
 )
 def test_a_later_start_of_a_refused_store_at_another_address_ends_its_refusal(store_id: int, incarnation: int, *, is_over: bool) -> None:

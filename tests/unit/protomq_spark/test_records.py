@@ -22,7 +22,7 @@ from protomq.v1.record_pb2 import Record, Transit
 from protomq.wire import record as layout
 from protomq.wire.hashing import crc32c
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
-from protomq_spark.layout import UnusualRecordError, locate, read_fronts
+from protomq_spark.layout import UnusualRecordError, locate, read_fronts, read_transits
 from protomq_spark.records import Decoding, decode_records
 from protomq_spark.schema import COLUMN_NAMES, arrow_schema
 
@@ -41,6 +41,7 @@ def transits(draw: st.DrawFn) -> Transit:
         first_store_time_ms=draw(st.integers(0, 2**41)),
         last_error=draw(texts),
         replayed_group=draw(texts),
+        consumed_topic=draw(texts),
     )
 
 
@@ -270,6 +271,14 @@ def test_a_flipped_bit_anywhere_in_what_is_the_producers_is_found(bit: int) -> N
 MOVED = with_transit(
     FULL, Transit(origin_topic="orders", origin_queue_id=2, origin_queue_offset=70, attempt=3, first_store_time_ms=9, last_error="no")
 )  # fmt: skip
+
+
+def test_a_retry_of_a_dead_letter_is_read_by_arrays_like_all_others() -> None:
+    """`consumed_topic` is no column."""
+    retry = with_transit(FULL, Transit(origin_topic="orders", attempt=1, replayed_group="g", consumed_topic="%DLQ%other"))
+    raw = encode_record_field(retry)
+    groups = read_transits(locate(raw, np.array([0]), np.array([len(raw)]), 6)).replayed_groups
+    assert raw[int(groups.starts[0]) : int(groups.ends[0])] == b"g"
 
 
 @pytest.mark.parametrize("bit", range(0, 8 * layout.front_end(MOVED, 0, len(MOVED)), 3))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.files.side_files import OpenFile, OpenFiles
 from protomq_broker.store.housekeeping.scrub import ROUND_INTERVAL_MS
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
@@ -145,3 +148,58 @@ def test_what_is_set_aside_stays_so_even_if_it_cannot_be_written_down() -> None:
     disk.fail_at(1, Fault.EIO, for_ever=True)
     scrub(store, clock)
     assert len(store.damaged_ranges) == 1
+
+
+def test_entries_of_messages_that_retention_has_deleted_are_no_damage(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody asks for them, and the log has nothing by which they could be healed."""
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    store.checkpoint()
+    store.delete_segments_below(3 * SEGMENT)
+    disk.flip_bit(f"/s/consumequeue/topic/0/{0:020d}", 20 * 8 + 9)
+    scrub(store, clock)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+    assert store.healed_file_count == 0
+    first = store.queue_range("topic", 0)[0]
+    assert first > 1
+    assert len(read_all(store, offset=first)) == COUNT // 2 - first
+    disk.flip_bit(f"/s/consumequeue/topic/0/{0:020d}", (first + 1) * 20 * 8 + 9)
+    clock.time_ms += ROUND_INTERVAL_MS
+    scrub(store, clock)
+    assert store.healed_file_count == 1
+
+
+def test_a_queue_file_that_cannot_be_read_keeps_the_scrub_from_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    first, second = (f"/s/consumequeue/topic/{queue_id}/{0:020d}" for queue_id in (0, 1))
+    real = OpenFiles.get
+
+    def get(files: OpenFiles, path: str, *, create: bool = False) -> OpenFile:
+        if path == first:
+            raise OSError(errno.EIO, "Input/output error", path)
+        return real(files, path, create=create)
+
+    monkeypatch.setattr(OpenFiles, "get", get)
+    disk.flip_bit(second, 20 * 8 + 9)
+    scrub(store, clock)
+    assert store.healed_file_count == 1
+    (error,) = {record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()}
+    assert first in error
+
+
+def test_a_topic_that_is_deleted_while_its_queues_are_to_be_read_is_no_damage(caplog: pytest.LogCaptureFixture) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    store.checkpoint()
+    store.delete_segments_below(3 * SEGMENT)
+    entries = store._upkeep.scrubber._stored_entries()
+    assert next(entries)
+    store.delete_topic("topic", lambda later: later())
+    store.checkpoint()
+    assert not disk.exists(f"/s/consumequeue/topic/1/{0:020d}")
+    assert list(entries), "others are read"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+    assert not store.damaged_files

@@ -84,12 +84,12 @@ class Scrubber:
                 if self._next.position < self._folder.first_position:  # deleted meanwhile
                     self._next = self._log_start()
                 self._walk(self._next, end_position)
-            self._check_entries()
         except OSError as error:
             log.error(
                 "old segments cannot be read; the scrub tries them again in the next round: %s", error
             )
-            self._next = self._entries = None
+            self._next, self._entries = None, self._stored_entries()
+        self._check_entries()
 
     def _walk(self, start: StartPoint, end_position: int) -> None:
         while start.position < end_position and self._credit_bytes > 0:
@@ -116,12 +116,22 @@ class Scrubber:
                 self._credit_bytes -= size_bytes
 
     def _stored_entries(self) -> Iterator[int]:
-        """Reads the entries that files have, queue by queue; yields what each read costs."""
+        """Reads the entries that files have, queue by queue; yields what each read costs. Nobody needs those that lead to deleted segments,
+        and nothing could heal them.
+        """
         for queue in list(self._queues.all()):
-            offset = queue.known_min_offset
-            while offset < queue.flushed_offset and self._queues.has(queue):
-                first, offset = offset, queue.check_stored(offset, ENTRIES_PER_BLOCK)
-                yield max((offset - first) * ENTRY_SIZE_BYTES, READ_COST_BYTES)
+            if not self._queues.has(queue):
+                continue  # Its topic was deleted meanwhile.
+            try:
+                offset = queue.min_offset(self._folder.first_position)
+                while offset < queue.flushed_offset and self._queues.has(queue):
+                    first, offset = offset, queue.check_stored(offset, ENTRIES_PER_BLOCK)
+                    yield max((offset - first) * ENTRY_SIZE_BYTES, READ_COST_BYTES)
+            except OSError as error:
+                log.error(
+                    "%s cannot be read; the scrub tries it again in the next round: %s", queue.folder, error
+                )
+                yield READ_COST_BYTES
 
     def _walker(self, start: StartPoint) -> LogWalker:
         skips = skips_of(self._quarantine.ranges)

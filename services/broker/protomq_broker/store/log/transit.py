@@ -16,10 +16,12 @@ from protomq.wire.topics import RETRY_PREFIX
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 LAST_ERROR_SIZE_MAX_BYTES: Final = 512
-"""In UTF-8; more is cut off: a copy has to stay within the largest record of a log."""
+"""In UTF-8; more is cut off."""
+_TEXTS_SIZE_MAX_BYTES: Final = 600
+"""Of `last_error`, `replayed_group` and `consumed_topic` together: with long names less of the error is kept. So a copy stays within the
+largest record of a log (`log_walk.RECORD_FIELD_SIZE_MAX_BYTES`). One beyond that would be damage.
+"""
 _RETRY_PREFIX: Final = RETRY_PREFIX.encode()
-_SURELY_SHORT: Final = LAST_ERROR_SIZE_MAX_BYTES // 4
-"""No character has more than four octets."""
 ATTEMPT_MAX: Final = 0xFFFFFFFF
 """Attempts are counted up to here."""
 
@@ -79,17 +81,19 @@ def raised_transit(
         consumed = topic.decode()
         transit.consumed_topic = consumed if consumed != transit.origin_topic else ""
     transit.attempt = min(transit.attempt + attempts, ATTEMPT_MAX)
-    if last_error is not None:
-        transit.last_error = cut_error(last_error)
+    names_size = len(transit.replayed_group.encode()) + len(transit.consumed_topic.encode())
+    room = min(LAST_ERROR_SIZE_MAX_BYTES, _TEXTS_SIZE_MAX_BYTES - names_size)
+    transit.last_error = cut_error(transit.last_error if last_error is None else last_error, room)
     octets = transit.SerializeToString()
     return bytes((layout.TRANSIT_TAG,)) + layout.encode_varint(len(octets)) + octets
 
 
-def cut_error(text: str) -> str:
+def cut_error(text: str, size_max_bytes: int = LAST_ERROR_SIZE_MAX_BYTES) -> str:
     """As much of it as is kept."""
-    if len(text) <= _SURELY_SHORT:
+    # No character has more than four octets.
+    if 4 * len(text) <= size_max_bytes:
         return text
-    return text.encode()[:LAST_ERROR_SIZE_MAX_BYTES].decode(errors="ignore")
+    return text.encode()[:size_max_bytes].decode(errors="ignore")
 
 
 @lru_cache(maxsize=256)

@@ -460,7 +460,9 @@ class ConsumeQueue:
         """
         file_end = (queue_offset // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE
         count = min(self.flushed_offset, file_end, queue_offset + count_max) - queue_offset
-        if count <= 0 or queue_offset < self._min_offset:
+        if queue_offset < self._min_offset:
+            return self._min_offset
+        if count <= 0:
             return file_end
         try:
             found = len(self._read_file(queue_offset, count))

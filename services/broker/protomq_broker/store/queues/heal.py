@@ -131,7 +131,7 @@ class QueueHealer:
     def _survey(self, met: DamagedFile) -> HealedEntries | None:
         """Which entries of a file hold; None if the queue needs none of them any more."""
         queue = met.queue
-        first = max(met.start_offset, queue.known_min_offset)
+        first = max(met.start_offset, queue.min_offset(self._folder.first_position))
         end = min(met.start_offset + ENTRIES_PER_FILE, queue.flushed_offset)
         if first >= end:
             return None
