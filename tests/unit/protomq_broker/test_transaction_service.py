@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -340,6 +341,38 @@ def test_a_request_in_the_usual_form_is_answered_as_one_that_is_parsed(
     assert not all(usual)
     assert worlds[0].delivered(queue_id=1) == worlds[1].delivered(queue_id=1)
     assert worlds[0].open() == worlds[1].open()
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "delayed": {"delay_ms": 500},
+    "half": {"half": True},
+    "delayed half": {"half": True, "delay_ms": 500},
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("again", KINDS)
+@pytest.mark.parametrize("first", KINDS)
+def test_only_a_send_of_the_same_kind_is_a_repeat(world: World, first: str, again: str, count: int) -> None:
+    """Of a half message that is open, or is rolled back, nobody gets anything: no plain send may be told that it is stored."""
+    records = [world.record(b"%d" % number) for number in range(count)]
+    request = SendRequest(topic="topic", queue_id=0, records=records, **KINDS[first])
+    other = SendRequest(topic="topic", queue_id=0, records=records, **KINDS[again])
+    sent = world.request(request)
+    end = world.store.appended_position
+    for _ in range(2):
+        if first == again:
+            assert world.request(other).repeated_send
+        else:
+            error = refusal(partial(world.request, other))
+            assert error.reason == "PRODUCER_ID_TAKEN"
+            assert f"is stored here as a {first} message, and this one is {again}" in str(error)
+        assert world.store.appended_position == end
+        if sent.transaction_handles:
+            world.end(*((handle, ROLL_BACK) for handle in sent.transaction_handles))
+            end = world.store.appended_position
+    assert world.request(request).repeated_send
 
 
 def test_a_half_message_without_a_producer_id_is_refused(world: World) -> None:
