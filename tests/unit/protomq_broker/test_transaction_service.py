@@ -382,6 +382,23 @@ def test_a_half_message_without_a_producer_id_is_refused(world: World) -> None:
     assert "producer_id" in error.message
 
 
+@pytest.mark.parametrize("group", ["p q!", "p" * 121, "%RETRY%p"])
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_a_half_message_of_a_group_that_no_producer_can_have_is_refused(world: World, group: str, count: int) -> None:
+    """Nobody could be asked what has become of it."""
+    records = [world.record(b"x", "" if number == 0 else "g") for number in range(count)]
+    assert world.request(SendRequest(topic="topic", queue_id=0, records=records, half=True)).transaction_handles
+    records = [world.record(b"x", group if number == count - 1 else "g") for number in range(count)]
+    end = world.store.appended_position
+    error = refusal(lambda: world.request(SendRequest(topic="topic", queue_id=0, records=records, half=True)))
+    assert (error.reason, error.field_violations[0][0]) == (
+        "INVALID_ARGUMENT",
+        f"records[{count - 1}].attributes.producer_group",
+    )
+    assert world.store.appended_position == end
+    world.request(SendRequest(topic="topic", queue_id=0, records=records))  # a plain message has nobody to ask
+
+
 @pytest.mark.parametrize(
     "limits", [{"transaction_count_max": 2}, {"transaction_size_max_bytes": 700}]
 )

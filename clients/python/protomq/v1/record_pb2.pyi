@@ -322,7 +322,9 @@ class Attributes(_message.Message):
     born_host: _builtins.str
     """Host name or address of the producer, as the producer states it."""
     producer_group: _builtins.str
-    """Of a half message: the group of its producer, all of whose producers can say what has become of the transaction."""
+    """Of a half message: the group of its producer, all of whose producers can say what has become of the transaction. Its name
+    is as that of a consumer group.
+    """
     def __init__(
         self,
         *,
