@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 DELAY_MAX_MS: Final = 40 * 86_400_000
 RETRY_DELAYS_MAX: Final = 64
 RETRY_COUNT_MAX: Final = (1 << 31) - 1
+VERSION_MAX: Final = 1 << 62
+"""The highest version that a broker takes from whoever changes settings."""
 SET_ATTEMPTS: Final = 3
 """Whoever sets a group up at the same moment may win; then it is done again on top of that."""
 
@@ -115,8 +117,9 @@ def set_group(
             broadcast_enabled=known.broadcast_enabled
             if broadcast_enabled is None
             else broadcast_enabled,
-            # By the clock: two who change it at once, at brokers that do not know of each other, hardly take the same.
-            version=max(known.version + 1, time.time_ns() // 1_000),
+            # By the clock: two who change it at once, at brokers that do not know of each other, hardly take the same. Behind the highest
+            # version, each broker is asked to take its next one.
+            version=max(known.version + 1, time.time_ns() // 1_000) if known.version < VERSION_MAX else 0,
         )
         request = pb.PutGroupRequest(settings=wanted)
         held: list[Any] = []
@@ -124,8 +127,10 @@ def set_group(
         def ask(
             broker: Any, request: pb.PutGroupRequest = request, held: list[Any] = held
         ) -> None:
-            answer = admin._call(broker.address, _methods.PUT_GROUP, request, pb.PutGroupResponse)
-            held.append(answer.settings)
+            settings = admin._call(broker.address, _methods.PUT_GROUP, request, pb.PutGroupResponse).settings
+            if not request.settings.version:
+                settings.version = 0
+            held.append(settings)
 
         failures = admin._ask_each(names, ask)
         if all(settings == wanted for settings in held):

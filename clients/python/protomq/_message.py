@@ -303,7 +303,7 @@ class Message:
 
     @property
     def sharding_hash(self) -> int:
-        """CRC-32C of the sharding key, 0 without one."""
+        """CRC-32C of the sharding key, 0 without one; 1 where that of a key is 0."""
         return int(_U32(self._rest, SHARDING_HASH_AT)[0])
 
     @property

@@ -422,7 +422,7 @@ class OffsetNotFoundError(NotFoundError):
 
 
 class GroupNotFoundError(NotFoundError):
-    """The consumer group has no committed offset there."""
+    """The consumer group has committed and popped nothing there, and may have no settings."""
 
     reason = "GROUP_NOT_FOUND"
 

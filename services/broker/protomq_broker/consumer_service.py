@@ -40,7 +40,7 @@ from .topic_access import (
     check_queue_ids,
     check_read_queue,
     existing_topic,
-    group_not_found,
+    nothing_consumed,
     read_one_incarnation,
     readable_topic,
 )
@@ -180,11 +180,11 @@ class ConsumerService:
         )
 
     def _topics_of(self, group: str) -> list[str]:
-        """Topics in which the group has committed or popped. Raises ServiceError if there is no such group."""
+        """Topics in which the group has committed or popped. Raises ServiceError if there are none."""
         committed = self._store.offsets.groups().get(group)
         popped = self._store.popped.groups().get(group, ())
         if committed is None and not popped:
-            raise group_not_found(group)
+            raise nothing_consumed(group)
         topics = sorted({*(committed or ()), *popped})
         return [topic for topic in topics if self._store.topics.find(topic) is not None]
 

@@ -26,6 +26,7 @@ from .admin_service import check_page_token, page_size_of
 from .gathered_calls import GatheredCalls
 from .store.state.group_settings import (
     RETRY_DELAY_MAX_MS,
+    VERSION_PUT_MAX,
     GroupSettingsError,
     group_from_message,
     group_to_message,
@@ -89,6 +90,11 @@ class GroupService:
             try:
                 request = PutGroupRequest.FromString(bytes(call.payload))
                 settings = group_from_message(request.settings)
+                if settings.version > VERSION_PUT_MAX:
+                    raise GroupSettingsError(
+                        "version",
+                        f"is 0 to 2^62, not {settings.version}: later settings need higher ones. 0: one above what this broker has",
+                    )
             except DecodeError:
                 call.fail(unparsable("protomq.v1.PutGroupRequest"))
             except GroupSettingsError as error:

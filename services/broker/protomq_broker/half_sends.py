@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from protomq.v1.record_pb2 import RecordBatch
 from protomq.v1.send_service_pb2 import SendResponse
 from protomq.wire.record import FLAG_KIND_HALF
+from protomq.wire.topics import why_no_group
 from protomq_runtime.errors import ServiceError, invalid_argument, too_many
 
+from .store.log.front import producer_groups_of
 from .store.log.record_region import set_kind
 from .store.state.half_messages import region_keys, region_sequences
 from .store.state.send_errors import ProducerIdTakenError
+from .topic_access import check_group_name
 
 if TYPE_CHECKING:
     from .store.log.append import AppendRequest, RecordRegion
@@ -44,6 +48,8 @@ class HalfSends:
                 "records[0].producer_id",
                 "a half message has a producer id: without one, a send that is repeated would begin a second transaction",
             )
+        if any(map(why_no_group, filter(None, producer_groups_of(region.data)))):
+            _refuse_groups(region)
         set_kind(region, FLAG_KIND_HALF)
 
     def check(self, region: RecordRegion) -> None:
@@ -77,6 +83,14 @@ class HalfSends:
         return self._handles.encode_all(
             position, region.producer_id, region.producer_epoch, region_sequences(region)
         )
+
+
+def _refuse_groups(region: RecordRegion) -> None:
+    """Raises ServiceError for the first message of a group whose producers could not be asked."""
+    for index, record in enumerate(RecordBatch.FromString(bytes(region.data)).records):
+        group = record.attributes.producer_group
+        if group:
+            check_group_name(group, f"records[{index}].attributes.producer_group")
 
 
 def _full(what: str, limit: int) -> ServiceError:

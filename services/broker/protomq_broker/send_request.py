@@ -253,6 +253,12 @@ def _check_names(record: Record, where: str) -> None:
         )
     if "" in record.keys:
         raise invalid_argument(f"{where}.keys", "has an empty key: leave it out")
+    # One text in 2^63 is like none, which has the code 0.
+    if record.tag and not tag_code_of(record.tag):
+        raise invalid_argument(f"{where}.tag", f"{record.tag!r} has the code 0: nobody could ask for it")
+    for key in record.keys:
+        if not key_hash_of(key):
+            raise invalid_argument(f"{where}.keys", f"{key!r} has the hash 0: nobody could find it")
 
 
 def _check_codes(record: Record, raw: memoryview, where: str) -> None:
@@ -264,11 +270,13 @@ def _check_codes(record: Record, raw: memoryview, where: str) -> None:
     if record.flags & layout.FLAG_MANY_KEYS and len(record.keys) < 2:
         raise invalid_argument(f"{where}.flags", "bit 3 says more than one key")
     key_hash = key_hash_of(record.keys[0]) if record.keys else 0
-    sharding_hash = sharding_hash_of(record.attributes.sharding_key)
+    # A client that does not know that 0 means no key writes the CRC-32C all the same.
+    sharding_key = record.attributes.sharding_key
+    sharding_hashes = (sharding_hash_of(sharding_key), crc32c(sharding_key.encode()))
     wrong = (
         ("tag_code", record.HasField("tag_code") and record.tag_code != tag_code_of(record.tag)),
         ("key_hash", record.HasField("key_hash") and record.key_hash != key_hash),
-        ("sharding_hash", record.HasField("sharding_hash") and record.sharding_hash != sharding_hash),
+        ("sharding_hash", record.HasField("sharding_hash") and record.sharding_hash not in sharding_hashes),
     )
     for name, is_wrong in wrong:
         if is_wrong:

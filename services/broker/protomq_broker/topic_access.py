@@ -237,14 +237,25 @@ def topic_not_found(name: str) -> ServiceError:
     )
 
 
+def nothing_consumed(name: str) -> ServiceError:
+    """NOT_FOUND for the offsets of a consumer group that has none. It may have settings."""
+    return _group_not_found(
+        name,
+        "has committed no offset here, and has popped nothing; another broker may know more of it. ListGroups tells which groups have",
+    )
+
+
 def group_not_found(name: str) -> ServiceError:
-    """NOT_FOUND for a consumer group."""
+    """NOT_FOUND for a consumer group of which nothing is known."""
+    return _group_not_found(
+        name,
+        "has no committed offset and no settings here, and has popped nothing; ListGroups and ListGroupSettings tell which groups have",
+    )
+
+
+def _group_not_found(name: str, why: str) -> ServiceError:
     return ServiceError(
-        Code.NOT_FOUND,
-        "GROUP_NOT_FOUND",
-        f"group {name!r} has no committed offset and no settings here, and has popped nothing; ListGroups and ListGroupSettings tell which"
-        " groups have",
-        metadata={"consumer_group": name},
+        Code.NOT_FOUND, "GROUP_NOT_FOUND", f"group {name!r} {why}", metadata={"consumer_group": name}
     )
 
 

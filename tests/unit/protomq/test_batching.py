@@ -131,7 +131,7 @@ def test_a_record_with_everything_equals_the_one_of_the_template(
     assert dict(parsed.properties) == properties
     assert parsed.attributes == Attributes(sharding_key=sharding_key or "", born_host=born_host)
     assert bool(parsed.flags & 8) == (len(all_keys) > 1)
-    assert parsed.sharding_hash == (crc32c(sharding_key.encode()) if sharding_key else 0)
+    assert parsed.sharding_hash == sharding_hash
     assert parsed.key_hash == key_hash_of(all_keys[0] if all_keys else "")
 
 

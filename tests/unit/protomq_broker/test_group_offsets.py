@@ -23,6 +23,7 @@ from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker.store.log.recovery import DamagedRange
+from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig, topic_of_broker
 from protomq_runtime.testing import FakeCall
 
@@ -137,6 +138,17 @@ def test_what_cannot_be_done_changes_nothing(
     broker: FakeBroker, method: str, request_: Any, reason: str
 ) -> None:
     assert broker.refusal(CONSUMER + method, request_).reason == reason
+
+
+def test_a_group_that_has_settings_only_is_not_said_to_have_none(broker: FakeBroker) -> None:
+    broker.store.groups.put(GroupSettings("set"))
+    for method, request in (
+        ("GetLag", GetLagRequest(consumer_group="set")),
+        ("CloneOffsets", CloneOffsetsRequest(source_group="set", consumer_group="h")),
+    ):
+        error = broker.refusal(CONSUMER + method, request)
+        assert error.reason == "GROUP_NOT_FOUND"
+        assert "group 'set' has committed no offset here, and has popped nothing; another broker may know" in str(error)
 
 
 def committed(broker: FakeBroker) -> dict[int, tuple[int, int]]:

@@ -16,6 +16,7 @@ from protomq.v1.group_service_pb2 import (
     PutGroupRequest,
 )
 from protomq.v1.pull_service_pb2 import PullRequest
+from protomq_broker.store.state.group_settings import GroupSettings as StoredSettings
 
 from .fake_broker import ADMIN, CONSUMER, GROUP, PULL, FakeBroker, told
 
@@ -69,6 +70,18 @@ def test_settings_with_no_higher_version_change_nothing_and_are_told_so() -> Non
     assert put(broker, retry_count_max=4, version=10).retry_count_max == 4
 
 
+def test_a_group_at_the_highest_version_can_still_be_set_up() -> None:
+    """One that it has from before there was a limit, and one at the limit."""
+    broker = FakeBroker()
+    assert put(broker, version=1 << 62).version == 1 << 62
+    assert put(broker, retry_count_max=2).version == (1 << 62) + 1
+    broker.store.groups.put(StoredSettings("g", version=(1 << 63) - 2))
+    for count in (3, 4, 5):
+        held = put(broker, retry_count_max=count)
+        assert (held.retry_count_max, held.version) == (count, (1 << 63) - 1)
+        assert get(broker).settings == held
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -77,6 +90,8 @@ def test_settings_with_no_higher_version_change_nothing_and_are_told_so() -> Non
         ({"retry_count_max": -1}, "settings.retry_count_max"),
         ({"retry_delays_ms": [-1]}, "settings.retry_delays_ms"),
         ({"version": -1}, "settings.version"),
+        ({"version": (1 << 62) + 1}, "settings.version"),
+        ({"version": (1 << 63) - 1}, "settings.version"),
     ],
 )
 def test_settings_that_no_group_can_have_are_refused(fields: dict[str, Any], field: str) -> None:

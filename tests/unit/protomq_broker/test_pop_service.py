@@ -1066,6 +1066,18 @@ def test_in_order_one_message_of_a_group_comes_after_another_and_other_groups_go
     assert group.bodies() == [b"b4", b"a6"]
 
 
+def test_in_order_a_key_whose_checksum_is_0_is_a_key() -> None:
+    broker = FakeBroker()
+    for body in (b"first", b"second"):
+        broker.fill([body], attributes=Attributes(sharding_key="order-43043437002"))
+    group = Group(broker, fifo=True)
+    first = group.pop()
+    assert [message.body for message in first] == [b"first"]
+    assert group.pop() == []
+    group.ack(first)
+    assert group.bodies() == [b"second"]
+
+
 def test_in_order_a_held_pop_gets_what_an_ack_lets_go() -> None:
     broker = FakeBroker()
     fill_groups(broker, "aa")

@@ -187,6 +187,49 @@ def test_what_a_client_computed_itself_is_taken() -> None:
     )
 
 
+ZERO_CHECKSUM = "order-43043437002"
+"""A sharding key whose CRC-32C is 0."""
+ZERO_CODE = "vqsvpqrvuqvuuqtwvwsptqpppppppppppppppppp"
+"""A text whose hash63 is 0."""
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize("of_one_size", [True, False])
+def test_a_sharding_key_whose_checksum_is_0_is_stored_with_the_hash_1_whoever_sends_it(
+    count: int, of_one_size: bool
+) -> None:
+    """Also a client that does not know of that, and writes whole records with its CRC-32C: 0."""
+    template = layout.RecordTemplate("orders", 42, 1)
+    bodies = [b"body" if of_one_size else bytes(1 + index % 3) for index in range(count)]
+    front = layout.encode_front(sharding_key=ZERO_CHECKSUM)
+    encoded = [template.encode(body, index, 5, front=front) for index, body in enumerate(bodies)]
+    rest = SendRequest(topic="orders", record_sizes=list(map(len, encoded))).SerializeToString()
+    whole = b"".join(map(layout.encode_record_field, encoded)) + rest
+    parsed = SendRequest(topic="orders", records=map(Record.FromString, encoded)).SerializeToString()
+    bare = SendRequest(
+        topic="orders",
+        records=[Record(body=body, attributes=Attributes(sharding_key=ZERO_CHECKSUM)) for body in bodies],
+    ).SerializeToString()
+    for payload in (whole, parsed, bare):
+        stored = records_of(read(payload)[0])
+        assert [record.body for record in stored] == bodies
+        assert [record.sharding_hash for record in stored] == [1] * count
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (Record(body=b"x", tag=ZERO_CODE), "tag"),
+        (Record(body=b"x", keys=[ZERO_CODE]), "keys"),
+        (Record(body=b"x", keys=["k", ZERO_CODE]), "keys"),
+    ],
+)
+def test_a_name_whose_code_says_that_there_is_none_is_refused(record: Record, field: str) -> None:
+    error = refusal(SendRequest(records=[record], topic="orders").SerializeToString())
+    assert error.code == Code.INVALID_ARGUMENT
+    assert error.field_violations[0][0] == f"records[0].{field}"
+
+
 def test_a_crc_covers_the_octets_in_the_order_in_which_they_were_sent() -> None:
     """Not in canonical order, with a field of the trailer between, and a length that is wider than it need be."""
     parts = (b"\x1a\x01t", b"\x22\x06\x0a\x01b\x12\x01x", b"\x22\x06\x0a\x01a\x12\x01y", b"\x0a\x81\x00x")

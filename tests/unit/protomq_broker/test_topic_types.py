@@ -24,6 +24,8 @@ DELAY = TopicType.TOPIC_TYPE_DELAY
 TRANSACTION = TopicType.TOPIC_TYPE_TRANSACTION
 MIXED = TopicType.TOPIC_TYPE_MIXED
 ALL = (NORMAL, FIFO, DELAY, TRANSACTION)
+ZERO_CHECKSUM = "order-43043437002"
+"""A sharding key whose CRC-32C is 0."""
 
 
 def record(body: bytes = b"x", sharding_key: str = "", **fields: Any) -> Record:
@@ -38,7 +40,10 @@ def sends(kind: TopicType.ValueType) -> Sequence[SendRequest]:
     if kind == NORMAL:
         return [SendRequest(records=[record()]), SendRequest(records=[record(), record()])]
     if kind == FIFO:
-        return [SendRequest(records=[record(sharding_key=key) for key in keys]) for keys in ("a", "ab")]
+        return [
+            SendRequest(records=[record(sharding_key=key) for key in keys])
+            for keys in ("a", "ab", [ZERO_CHECKSUM])
+        ]
     if kind == DELAY:
         return [
             SendRequest(records=[record()], delay_level=1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -342,11 +343,60 @@ def test_a_request_in_the_usual_form_is_answered_as_one_that_is_parsed(
     assert worlds[0].open() == worlds[1].open()
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "delayed": {"delay_ms": 500},
+    "half": {"half": True},
+    "delayed half": {"half": True, "delay_ms": 500},
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("again", KINDS)
+@pytest.mark.parametrize("first", KINDS)
+def test_only_a_send_of_the_same_kind_is_a_repeat(world: World, first: str, again: str, count: int) -> None:
+    """Of a half message that is open, or is rolled back, nobody gets anything: no plain send may be told that it is stored."""
+    records = [world.record(b"%d" % number) for number in range(count)]
+    request = SendRequest(topic="topic", queue_id=0, records=records, **KINDS[first])
+    other = SendRequest(topic="topic", queue_id=0, records=records, **KINDS[again])
+    sent = world.request(request)
+    end = world.store.appended_position
+    for _ in range(2):
+        if first == again:
+            assert world.request(other).repeated_send
+        else:
+            error = refusal(partial(world.request, other))
+            assert error.reason == "PRODUCER_ID_TAKEN"
+            assert f"is stored here as a {first} message, and this one is {again}" in str(error)
+        assert world.store.appended_position == end
+        if sent.transaction_handles:
+            world.end(*((handle, ROLL_BACK) for handle in sent.transaction_handles))
+            end = world.store.appended_position
+    assert world.request(request).repeated_send
+
+
 def test_a_half_message_without_a_producer_id_is_refused(world: World) -> None:
     request = SendRequest(topic="topic", records=[Record(body=b"x")], half=True)
     error = refusal(lambda: world.request(request))
     assert error.reason == "INVALID_ARGUMENT"
     assert "producer_id" in error.message
+
+
+@pytest.mark.parametrize("group", ["p q!", "p" * 121, "%RETRY%p"])
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_a_half_message_of_a_group_that_no_producer_can_have_is_refused(world: World, group: str, count: int) -> None:
+    """Nobody could be asked what has become of it."""
+    records = [world.record(b"x", "" if number == 0 else "g") for number in range(count)]
+    assert world.request(SendRequest(topic="topic", queue_id=0, records=records, half=True)).transaction_handles
+    records = [world.record(b"x", group if number == count - 1 else "g") for number in range(count)]
+    end = world.store.appended_position
+    error = refusal(lambda: world.request(SendRequest(topic="topic", queue_id=0, records=records, half=True)))
+    assert (error.reason, error.field_violations[0][0]) == (
+        "INVALID_ARGUMENT",
+        f"records[{count - 1}].attributes.producer_group",
+    )
+    assert world.store.appended_position == end
+    world.request(SendRequest(topic="topic", queue_id=0, records=records))  # a plain message has nobody to ask
 
 
 @pytest.mark.parametrize(

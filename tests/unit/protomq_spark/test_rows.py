@@ -18,7 +18,7 @@ from protomq._compression import make_compressor
 from protomq._types import MessageQueue
 from protomq.errors import ConfigurationError, MessageTooLargeError
 from protomq.v1.record_pb2 import Record
-from protomq.wire.hashing import hash63, key_hash_of, tag_code_of
+from protomq.wire.hashing import hash63, key_hash_of, sharding_hash_of, tag_code_of
 from protomq_spark.options import OptionError
 from protomq_spark.rows import (
     BadRowError,
@@ -95,6 +95,7 @@ def test_rows_become_records_with_all_their_parts() -> None:
     assert rows.places is None
     assert rows.shards is not None
     assert rows.shards.tolist() == [hash63(b"s")]
+    assert rows.sharding_hashes.tolist() == [sharding_hash_of("s")]
 
 
 def test_kafkas_headers_are_properties() -> None:

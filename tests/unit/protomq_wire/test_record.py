@@ -146,3 +146,10 @@ def test_hashes_have_known_values() -> None:
     # CRC-32C and CRC-32 of "123456789" are the check values of both algorithms (RFC 3720 and ITU-T V.42).
     assert hash63(b"123456789") == 0xE3069283 | (0xCBF43926 & 0x7FFFFFFF) << 32
     assert (tag_code_of(""), key_hash_of("")) == (0, 0)
+
+
+def test_a_sharding_key_whose_checksum_is_0_has_the_hash_1() -> None:
+    """0 says that there is no key."""
+    assert crc32c(b"order-43043437002") == 0
+    assert (sharding_hash_of(""), sharding_hash_of("order-43043437002")) == (0, 1)
+    assert sharding_hash_of("s") == crc32c(b"s")

@@ -149,7 +149,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListGroups(self, request, context):
-        """ListGroups lists the consumer groups that have committed offsets at this broker.
+        """ListGroups lists the consumer groups that have committed or popped at this broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,7 @@ class AdminServiceStub:
     Ping: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.PingRequest, _admin_service_pb2.PingResponse]
     """Ping answers at once on the admin lane."""
     ListGroups: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListGroupsRequest, _admin_service_pb2.ListGroupsResponse]
-    """ListGroups lists the consumer groups that have committed offsets at this broker."""
+    """ListGroups lists the consumer groups that have committed or popped at this broker."""
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteGroupRequest, _admin_service_pb2.DeleteGroupResponse]
     """DeleteGroup forgets all offsets that a consumer group has committed at this broker, and its settings. Its topics for retries and dead
     letters stay: DeleteTopic deletes them. It is answered when a commit would be.
@@ -82,7 +82,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Ping: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PingRequest, _admin_service_pb2.PingResponse]  # type: ignore[assignment]
     """Ping answers at once on the admin lane."""
     ListGroups: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListGroupsRequest, _admin_service_pb2.ListGroupsResponse]  # type: ignore[assignment]
-    """ListGroups lists the consumer groups that have committed offsets at this broker."""
+    """ListGroups lists the consumer groups that have committed or popped at this broker."""
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteGroupRequest, _admin_service_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     """DeleteGroup forgets all offsets that a consumer group has committed at this broker, and its settings. Its topics for retries and dead
     letters stay: DeleteTopic deletes them. It is answered when a commit would be.
@@ -163,7 +163,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListGroupsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListGroupsResponse, _abc.Awaitable[_admin_service_pb2.ListGroupsResponse]]:
-        """ListGroups lists the consumer groups that have committed offsets at this broker."""
+        """ListGroups lists the consumer groups that have committed or popped at this broker."""
 
     @_abc_1.abstractmethod
     def DeleteGroup(

@@ -123,8 +123,8 @@ class ConsumerServiceServicer(object):
 
     def CloneOffsets(self, request, context):
         """CloneOffsets has a group go on where another one is: all queues or none. It is a reset of that group. If the other one pops a queue, the
-        place is its first message that is not acknowledged, or else the first that it has not handed out. A source of which this broker knows
-        nothing is no error, and changes nothing: another broker may know it.
+        place is its first message that is not acknowledged, or else the first that it has not handed out. A source that has neither
+        committed nor popped here is GROUP_NOT_FOUND: another broker may know it. One that has, but not in the topic, changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,8 +52,8 @@ class ConsumerServiceStub:
     """
     CloneOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.CloneOffsetsRequest, _consumer_service_pb2.CloneOffsetsResponse]
     """CloneOffsets has a group go on where another one is: all queues or none. It is a reset of that group. If the other one pops a queue, the
-    place is its first message that is not acknowledged, or else the first that it has not handed out. A source of which this broker knows
-    nothing is no error, and changes nothing: another broker may know it.
+    place is its first message that is not acknowledged, or else the first that it has not handed out. A source that has neither
+    committed nor popped here is GROUP_NOT_FOUND: another broker may know it. One that has, but not in the topic, changes nothing.
     """
 
 @_typing.type_check_only
@@ -80,8 +80,8 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     """
     CloneOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.CloneOffsetsRequest, _consumer_service_pb2.CloneOffsetsResponse]  # type: ignore[assignment]
     """CloneOffsets has a group go on where another one is: all queues or none. It is a reset of that group. If the other one pops a queue, the
-    place is its first message that is not acknowledged, or else the first that it has not handed out. A source of which this broker knows
-    nothing is no error, and changes nothing: another broker may know it.
+    place is its first message that is not acknowledged, or else the first that it has not handed out. A source that has neither
+    committed nor popped here is GROUP_NOT_FOUND: another broker may know it. One that has, but not in the topic, changes nothing.
     """
 
 class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -147,8 +147,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_service_pb2.CloneOffsetsResponse, _abc.Awaitable[_consumer_service_pb2.CloneOffsetsResponse]]:
         """CloneOffsets has a group go on where another one is: all queues or none. It is a reset of that group. If the other one pops a queue, the
-        place is its first message that is not acknowledged, or else the first that it has not handed out. A source of which this broker knows
-        nothing is no error, and changes nothing: another broker may know it.
+        place is its first message that is not acknowledged, or else the first that it has not handed out. A source that has neither
+        committed nor popped here is GROUP_NOT_FOUND: another broker may know it. One that has, but not in the topic, changes nothing.
         """
 
 def add_ConsumerServiceServicer_to_server(servicer: ConsumerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

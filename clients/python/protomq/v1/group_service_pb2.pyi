@@ -29,7 +29,7 @@ class PutGroupRequest(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def settings(self) -> _group_pb2.GroupSettings:
-        """All settings: what is absent gets its default. Version 0: one above the version that this broker has."""
+        """All settings: what is absent gets its default. The version is 0 to 2^62. 0: one above the version that this broker has, whatever that is."""
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ class Record(_message.Message):
     key_hash: _builtins.int
     """Index code of the first key: 0 without a key, else hash63 of its UTF-8 bytes."""
     sharding_hash: _builtins.int
-    """CRC-32C of the UTF-8 bytes of the sharding key, 0 without one."""
+    """CRC-32C of the UTF-8 bytes of the sharding key, 0 without one. Where the CRC-32C of a key is 0, this is 1."""
     producer_id: _builtins.int
     """Random identity of the producer, 0 for none. With epoch and sequence it is the message id, and recognises a repeated send."""
     producer_epoch: _builtins.int
@@ -322,7 +322,9 @@ class Attributes(_message.Message):
     born_host: _builtins.str
     """Host name or address of the producer, as the producer states it."""
     producer_group: _builtins.str
-    """Of a half message: the group of its producer, all of whose producers can say what has become of the transaction."""
+    """Of a half message: the group of its producer, all of whose producers can say what has become of the transaction. Its name
+    is as that of a consumer group.
+    """
     def __init__(
         self,
         *,

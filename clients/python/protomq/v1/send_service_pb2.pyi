@@ -91,7 +91,8 @@ class SendRequest(_message.Message):
     """Delay in milliseconds, 0 to 40 days."""
     half: _builtins.bool
     """The messages are half messages: nobody gets them before TransactionService.EndTransaction commits them. They have a producer id and
-    `attributes.producer_group`, whose producers are asked if nobody ends the transaction. A delay goes on while they wait.
+    `attributes.producer_group`, whose producers are asked if nobody ends the transaction. Without a group, nobody is asked. A delay goes on
+    while they wait.
     """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:

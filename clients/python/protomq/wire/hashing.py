@@ -49,5 +49,5 @@ def tag_code_of(tag: str) -> int:
 
 
 def sharding_hash_of(sharding_key: str) -> int:
-    """CRC-32C of a sharding key: 0 for none."""
-    return crc32c(sharding_key.encode()) if sharding_key else 0
+    """CRC-32C of a sharding key: 0 for none, and so 1 where the CRC-32C of a key is 0."""
+    return crc32c(sharding_key.encode()) or 1 if sharding_key else 0

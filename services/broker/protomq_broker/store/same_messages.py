@@ -4,6 +4,7 @@ The table of repeated sends knows producers and sequences, not their messages. S
 compares its messages with the stored ones. Rules:
 - Two messages are the same if the CRC-32C of their fields 1 to 5 is the same, or else if these fields are equal. A client may write
   a map in another order when it writes the message again.
+- They are also of one kind: plain, delayed or half. Nobody gets a half message before it is committed, and a plain one everybody does.
 - The born time does not count: a Spark task that computes and sends a message again gives it a new one.
 - A deleted or damaged message cannot be compared: then nobody can tell whether the send is stored.
 """
@@ -17,11 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import Record, RecordBatch
-from protomq.wire.record import CRC32C_AT, encode_record_field
+from protomq.wire.record import (
+    CRC32C_AT,
+    FLAG_DUE_TIME,
+    FLAG_KIND_HALF,
+    FLAG_KIND_MASK,
+    FLAGS_AT,
+    encode_record_field,
+)
 
 from .errors import CorruptLogError
 from .log.append import AppendRequest, RecordRegion
-from .log.kinds import NO_OFFSET
+from .log.kinds import FATE_MASK, NO_OFFSET
 from .log.positions import Positions
 from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.log_reader import LogReader
@@ -162,18 +170,34 @@ def _require_same_records(
 ) -> None:
     """Compares the messages of a region from `index` on with the record fields that stand at `starts` of `data`."""
     sent_starts, sent_ends = _bounds(region, index, len(starts))
-    differs = _crcs(data, ends) != _crcs(region.data, sent_ends)
+    sent_kinds, kinds = (_words(*place, FLAGS_AT) & FATE_MASK for place in ((region.data, sent_ends), (data, ends)))
+    differs = (_words(data, ends, CRC32C_AT) != _words(region.data, sent_ends, CRC32C_AT)) | (sent_kinds != kinds)
     for row in np.flatnonzero(differs).tolist():
+        sent_kind, kind = int(sent_kinds[row]), int(kinds[row])
+        if sent_kind != kind:
+            raise _taken(region, index + row, f"as a {_kind_name(kind)} message, and this one is {_kind_name(sent_kind)}")
         sent = _record(region.data, int(sent_starts[row]), int(sent_ends[row]))
         if not _is_same(sent, _record(data, int(starts[row]), int(ends[row]))):
-            raise ProducerIdTakenError(
-                f"sequence {region.first_sequence + index + row} of producer {region.producer_id:016X} with epoch"
-                f" {region.producer_epoch} is stored here and belongs to another message. Two producers have this id, or one was"
-                " restarted with its old epoch. Give each an id of its own, and a restarted one a higher epoch",
-                region.producer_id,
-                region.producer_epoch,
-                region.first_sequence,
-            )
+            raise _taken(region, index + row, "and belongs to another message")
+
+
+def _taken(region: RecordRegion, index: int, how: str) -> ProducerIdTakenError:
+    """`how` the sequence of the message at `index` is stored."""
+    return ProducerIdTakenError(
+        f"sequence {region.first_sequence + index} of producer {region.producer_id:016X} with epoch {region.producer_epoch} is stored"
+        f" here {how}. Two producers have this id, or one was restarted with its old epoch. Give each an id of its own, and a restarted"
+        " one a higher epoch",
+        region.producer_id,
+        region.producer_epoch,
+        region.first_sequence,
+    )
+
+
+def _kind_name(fate: int) -> str:
+    """`fate`: the flags in FATE_MASK of a message as it was sent."""
+    delayed = ["delayed"] if fate & FLAG_DUE_TIME else []
+    half = ["half"] if fate & FLAG_KIND_MASK == FLAG_KIND_HALF else []
+    return " ".join(delayed + half) or "plain"
 
 
 def _cannot_tell(region: RecordRegion, reason: str) -> SequenceExpiredError:
@@ -197,10 +221,10 @@ def _bounds(
     return region.starts[part], region.starts[part] + region.sizes[part]
 
 
-def _crcs(data: bytes | bytearray, ends: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """The CRC of each record that ends there."""
+def _words(data: bytes | bytearray, ends: NDArray[np.int64], at: int) -> NDArray[np.uint32]:
+    """What each record that ends there has in the four octets at this place, counted from its end."""
     windows: NDArray[np.uint32] = np.ndarray((len(data) - 3,), "<u4", buffer=data, strides=(1,))
-    return windows[ends + CRC32C_AT]
+    return windows[ends + at]
 
 
 def _record(data: bytes | bytearray, start: int, end: int) -> Record:

@@ -423,8 +423,25 @@ def test_what_is_taken_without_the_parser_the_parser_takes_too(
         parsed = fronts.front_of(rest)
         assert parsed is not None
         assert (len(parsed.keys), len(parsed.tag)) == (has_key, has_tag)
-        assert fronts.names_hold(parsed, has_key, has_tag)
+        assert fronts.names_hold(parsed, has_key, has_tag, False)
         assert "" not in parsed.keys
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("victim", [0, -1])
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_sharding_key_without_its_hash_is_refused(count: int, victim: int, alike: bool) -> None:
+    bodies = [b"body" if alike else b"b" * (1 + index % 3) for index in range(count)]
+    front = layout.encode_front(sharding_key="s")
+    records = encode(bodies, front=front, sharding_key="s")
+    assert prove(records) is not None
+    records[victim] = encode(bodies, front=front)[victim]
+    assert prove(records) is None
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_an_empty_sharding_key_is_none(count: int) -> None:
+    assert prove(encode([b"body"] * count, front=b"\x2a\x02\x0a\x00")) is not None
 
 
 def test_a_short_key_and_tag_need_no_parser() -> None:

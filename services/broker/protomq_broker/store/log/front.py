@@ -43,6 +43,11 @@ def front_of(rest: bytes | bytearray) -> Any | None:
     return None if front.body or len(UnknownFieldSet(front)) else front
 
 
+def producer_groups_of(data: bytes | bytearray) -> set[str]:
+    """The groups of producers that the records in `data`, which hold, name: for a look at all at once."""
+    return set(_MergedBatch.FromString(cast(bytes, data)).records.attributes.producer_group)
+
+
 def is_plain(rest: bytes | bytearray, has_key: bool, has_tag: bool) -> bool:
     """Whether `rest`, as of `front_of`, is the key and the tag whose codes the trailer has, short and in ASCII. Then it holds, and so do
     its names. Most messages are told by this, without a parser.
@@ -60,9 +65,14 @@ def is_plain(rest: bytes | bytearray, has_key: bool, has_tag: bool) -> bool:
     return at + 2 < size and rest[at] == _TAG_TAG and rest[at + 1] == len(tag) and tag.isalnum()
 
 
-def names_hold(front: Any, key_count: int, tag_count: int) -> bool:
-    """Whether messages can be found by all their keys and tags: the trailers give their number, without empty ones."""
+def names_hold(front: Any, key_count: int, tag_count: int, sharding_count: int) -> bool:
+    """Whether messages have codes for all their keys, tags and sharding keys: the trailers give the number of codes that are not 0.
+    And whether nobody is kept from asking for a tag.
+    """
     if len(front.keys) > key_count:
+        return False
+    sharding_keys = front.attributes.sharding_key
+    if len(sharding_keys) > sharding_count and sum(map(bool, sharding_keys)) > sharding_count:
         return False
     tags = front.tag
     if not tags:
@@ -75,7 +85,9 @@ def names_hold(front: Any, key_count: int, tag_count: int) -> bool:
 
 
 def _private_classes() -> tuple[Any, Any]:
-    """RecordBatch with one record, and Record with the fields of its front, body and tag repeated, in a pool of their own."""
+    """RecordBatch with one record, and Record with the fields of its front, in a pool of their own. Body, tag, sharding key and group of
+    the producer are repeated.
+    """
     file = descriptor_pb2.FileDescriptorProto()
     record_pb2.DESCRIPTOR.CopyToProto(file)
     public = f".{file.package}."
@@ -94,6 +106,9 @@ def _private_classes() -> tuple[Any, Any]:
         if field.name in ("body", "tag"):
             field.label = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
     record.field.extend(fields)
+    for field in messages["Attributes"].field:
+        if field.name in ("sharding_key", "producer_group"):
+            field.label = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
     (records,) = (field for field in messages["RecordBatch"].field if field.name == "records")
     records.label = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
     pool = descriptor_pool.DescriptorPool()

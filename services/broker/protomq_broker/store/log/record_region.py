@@ -10,8 +10,8 @@ costs a few array operations and one run of the C parser, whatever the number of
    field. Then one parse proves all fronts at once (front.py). (Lengths keep their width: protobuf takes padded varints.)
 
 Since the fronts are parsed anyway, the proof also checks that look-ups can find the message. A tag that nobody could ask for, an
-empty key, and keys or tags without a code do not hold. Nor do more keys than the flags say, or than the limit. Keys behind the
-first one are noted for the index.
+empty key, and keys, tags or sharding keys without a code do not hold. Nor do more keys than the flags say, or than the limit. Keys
+behind the first one are noted for the index.
 
 Then the last fields of each record, in protobuf the ones that win, are the broker's: stamped in place. A layout that does not hold
 gives None, and the caller rewrites the records (`send_request.py`), which is slow and always right.
@@ -58,7 +58,7 @@ _RECORD_SIZE_MAX_BYTES = layout.BODY_SIZE_MAX_BYTES + layout.FRONT_SIZE_MAX_BYTE
 _COUNTING = np.arange(layout.RECORDS_PER_REQUEST_MAX, dtype=np.uint64)
 _QUEUE_ID_TAG, _STORE_TIME_TAG, _QUEUE_OFFSET_TAG, _PHYSICAL_OFFSET_TAG = layout.STAMP_TAGS
 # Where `FIXED_TRAILER.unpack` has values: tags stand between them.
-_TAG_CODE, _KEY_HASH, _PRODUCER_ID, _PRODUCER_EPOCH, _SEQUENCE, _FLAGS = 1, 3, 7, 9, 11, 17
+_TAG_CODE, _KEY_HASH, _SHARDING_HASH, _PRODUCER_ID, _PRODUCER_EPOCH, _SEQUENCE, _FLAGS = 1, 3, 5, 7, 9, 11, 17
 # Bound here: each message that is sent alone asks for these.
 _unpack_trailer = layout.FIXED_TRAILER.unpack_from
 _pack_stamp = layout.STAMP.pack_into
@@ -364,7 +364,8 @@ def _prove_record(
         if len(front.keys) > layout.KEYS_MAX:
             return None
         more_keys = [(start, key_hash_of(key)) for key in front.keys[1:]]
-    if not names_hold(front, (values[_KEY_HASH] != 0) + _count(more_keys), values[_TAG_CODE] != 0):
+    key_count = (values[_KEY_HASH] != 0) + _count(more_keys)
+    if not names_hold(front, key_count, values[_TAG_CODE] != 0, values[_SHARDING_HASH] != 0):
         return None
     return end, values, more_keys
 
@@ -381,6 +382,7 @@ def _more_keys(
     front: Any | None,
     tag_codes: NDArray[np.int64],
     key_hashes: NDArray[np.uint64],
+    sharding_hashes: NDArray[np.uint32],
     flags: NDArray[np.uint32],
 ) -> Sequence[MoreKey] | None:
     """The keys behind the first one of each record, whose fronts are one message; None if that is none, or its names do not hold."""
@@ -397,7 +399,8 @@ def _more_keys(
                 return None
             found += [(start, key_hash) for key_hash in hashes]
         key_count += _count(found)
-    return found if names_hold(front, key_count, int(np.count_nonzero(tag_codes))) else None
+    tag_count, sharding_count = int(np.count_nonzero(tag_codes)), int(np.count_nonzero(sharding_hashes))
+    return found if names_hold(front, key_count, tag_count, sharding_count) else None
 
 
 def _due_time_ms(payload: bytes | bytearray, end: int) -> int:
@@ -460,11 +463,12 @@ def _prove_equal(
     if rest_size:
         rests = column(data, opaque(rest_size), stride - trailer_size - rest_size, stride, count)
         flags = column(data, U32, stride + layout.FLAGS_AT, stride, count)
+        sharding_hashes = column(data, U32, stride + layout.SHARDING_HASH_AT, stride, count)
         # Messages of one tag are alike, and half messages, which have their group there. Then the first one proves all of them.
-        are_alike = all(map(_are_equal, (rests, flags, tag_codes, key_hashes)))
+        are_alike = all(map(_are_equal, (rests, flags, tag_codes, key_hashes, sharding_hashes)))
         if not are_alike or first[_FLAGS] & layout.FLAG_MANY_KEYS:
             front = _equal_fronts(data, stride, count, size, trailer_size)
-            found = _more_keys(data, starts, sizes, front, tag_codes, key_hashes, flags)
+            found = _more_keys(data, starts, sizes, front, tag_codes, key_hashes, sharding_hashes, flags)
             if found is None:
                 return None
             more_keys = found
@@ -568,7 +572,9 @@ def _prove_unequal(
         words[trailer_starts] = trailer_heads
     tag_codes = trailers["tag_code"].astype(np.int64)
     key_hashes = trailers["key_hash"].astype(np.uint64)
-    more_keys = _more_keys(data, starts, sizes, front, tag_codes, key_hashes, flags)
+    more_keys = _more_keys(
+        data, starts, sizes, front, tag_codes, key_hashes, trailers["sharding_hash"], flags
+    )
     if more_keys is None:
         return None
     return RecordRegion(

@@ -23,6 +23,8 @@ RETRY_DELAY_MAX_MS: Final = 40 * 86_400_000
 FIRST_RETRY_LEVEL: Final = 3
 """Delay level of the first retry, as in RocketMQ."""
 VERSION_MAX: Final = (1 << 63) - 1
+VERSION_PUT_MAX: Final = 1 << 62
+"""The highest version that whoever changes settings may name: what comes later needs higher ones."""
 
 
 class GroupSettingsError(StoreError):

@@ -28,7 +28,13 @@ from protomq.wire.topics import GROUPS_TOPIC
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import Disk
 
-from .group_settings import GroupSettings, GroupSettingsError, group_from_message, group_to_message
+from .group_settings import (
+    VERSION_MAX,
+    GroupSettings,
+    GroupSettingsError,
+    group_from_message,
+    group_to_message,
+)
 from .machine import Carrier, Snapshot, StateAppend
 from .replayed import OffsetRuns, ReplayedLetters
 from .sent_back import SentBackRequests, dump
@@ -105,8 +111,8 @@ class GroupTable:
     # Changes.
 
     def put(self, settings: GroupSettings) -> GroupSettings:
-        """Gives a group settings; with version 0 they get the next one. The result are those that hold now: others, if the version of
-        these is no higher.
+        """Gives a group settings; with version 0 they get the next one, at the highest version the same again. The result are those that
+        hold now: others, if the version of these is no higher.
 
         Nobody waits for the disk here. Raises TooManySettingsError, and what `StateAppend` raises.
         """
@@ -117,7 +123,7 @@ class GroupTable:
         version = 0 if known is None else known.version
         if not settings.version or settings.version > version:
             message = group_to_message(settings)
-            message.version = settings.version or version + 1
+            message.version = settings.version or min(version + 1, VERSION_MAX)
             self.append(GroupsRecord(settings=[message]).SerializeToString())
         return self.find(settings.group)
 
