@@ -253,6 +253,14 @@ def _check_names(record: Record, where: str) -> None:
         )
     if "" in record.keys:
         raise invalid_argument(f"{where}.keys", "has an empty key: leave it out")
+    for field, text, code in (
+        ("tag", record.tag, tag_code_of(record.tag)),
+        *(("keys", key, key_hash_of(key)) for key in record.keys),
+    ):
+        if text and not code:
+            raise invalid_argument(
+                f"{where}.{field}", f"{text!r} has the code 0, which says that there is none: change it by a character"
+            )
 
 
 def _check_codes(record: Record, raw: memoryview, where: str) -> None:
