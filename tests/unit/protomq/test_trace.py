@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
 from protomq._message import Message
 from protomq._trace import SENT, Noted, Tracer, events_of
 from protomq._types import MessageQueue
-from protomq.v1.trace_pb2 import TraceBatch
+from protomq.v1.trace_pb2 import TraceBatch, TraceKind
 from protomq.v1.trace_pb2 import TraceEvent as TraceEventPb
 from protomq.wire.record import RecordTemplate
 from protomq.wire.topics import TRACE_TOPIC
@@ -102,12 +103,14 @@ def traced(*events: TraceEventPb) -> list[tuple[str, int]]:
 
 
 def test_an_event_of_a_newer_client_has_a_kind_of_its_own() -> None:
-    found = traced(TraceEventPb(message_id=ID, kind=1, time_ms=5), TraceEventPb(message_id=ID, kind=99, time_ms=7))  # type: ignore[arg-type]
+    newer = cast("TraceKind.ValueType", 99)
+    known = TraceEventPb(message_id=ID, kind=TraceKind.TRACE_KIND_SENT, time_ms=5)
+    found = traced(TraceEventPb(message_id=ID, kind=newer, time_ms=7), known)
     assert found == [("UNSPECIFIED", 0), ("SENT", 5), ("KIND_99", 7)]
 
 
 @pytest.mark.parametrize("time_ms", [-(1 << 63), (1 << 63) - 1, 1_700_000_000_000_000, -100_000_000_000_000])
 def test_an_event_at_no_time_is_skipped_and_told(time_ms: int, caplog: pytest.LogCaptureFixture) -> None:
-    assert traced(TraceEventPb(message_id=ID, kind=1, time_ms=time_ms)) == [("UNSPECIFIED", 0)]
+    assert traced(TraceEventPb(message_id=ID, kind=TraceKind.TRACE_KIND_SENT, time_ms=time_ms)) == [("UNSPECIFIED", 0)]
     assert TRACE_TOPIC in caplog.text
     assert str(time_ms) in caplog.text

@@ -1,4 +1,4 @@
-"""What one evaluation of a CEL expression can cost at most: nothing stops the library in the middle of one, and the broker waits for it.
+"""What one evaluation of a CEL expression can cost at most. Nothing stops the library in the middle of one, and the broker waits for it.
 
     cost      = the sum over all parts of (rounds of the loops around it) x (its price, by the octets and elements that it may touch)
     message   has so many octets beside its body: each text of it has so many at most, all properties together, too

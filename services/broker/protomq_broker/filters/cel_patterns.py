@@ -11,8 +11,8 @@ import re
 import warnings
 from dataclasses import dataclass, field
 from functools import lru_cache
-from re import _constants as ops  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from re import _constants as ops
+from re import _parser as parser
 from typing import Any, Final, NamedTuple
 
 _COMPILE_NS: Final = 2_500.0
@@ -204,7 +204,8 @@ class _Places:
                 parts[0].is_empty,
             )
         if op in (ops.MAX_REPEAT, ops.MIN_REPEAT):
-            return self._repeat(*value, op is ops.MIN_REPEAT)
+            low, high, inner = value
+            return self._repeat(low, high, inner, op is ops.MIN_REPEAT)
         if op is ops.AT and value in (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING):
             return _Part((), (), (), False, True)
         if op is ops.AT and value in (ops.AT_END, ops.AT_BOUNDARY, ops.AT_NON_BOUNDARY):
