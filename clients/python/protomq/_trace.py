@@ -174,7 +174,7 @@ class TraceEvent:
     """What one client did with one message.
 
     Attributes:
-        kind: "SENT" or "CONSUMED".
+        kind: "SENT" or "CONSUMED"; of a newer client perhaps "KIND_3", which this one does not know.
         message_id: of the message.
         queue: where the message stands.
         queue_offset: its offset there; None: in no queue (delayed, or a half message).
@@ -199,7 +199,7 @@ class TraceEvent:
 
 
 def events_of(messages: Iterable[Message], message_id: str) -> list[TraceEvent]:
-    """The events of one message in messages of the trace topic, the oldest first; what is no TraceBatch is skipped."""
+    """The events of one message in messages of the trace topic, the oldest first; what is no TraceBatch, or at no time, is skipped."""
     with fork_waits:
         from .v1 import trace_pb2
 
@@ -210,23 +210,41 @@ def events_of(messages: Iterable[Message], message_id: str) -> list[TraceEvent]:
         except ProtocolError:
             logger.warning("message %s of %s is no trace", message.message_id, TRACE_TOPIC)
             continue
-        found.extend(
-            TraceEvent(
-                trace_pb2.TraceKind.Name(event.kind).removeprefix("TRACE_KIND_"),
-                event.message_id,
-                MessageQueue(event.topic, event.broker_name, event.queue_id),
-                None if event.queue_offset < 0 else event.queue_offset,
-                event.group,
-                event.client,
-                datetime.fromtimestamp(event.time_ms / 1000, UTC),
-                event.duration_us / 1e6,
-                event.error,
-                event.attempt,
+        for event in batch.events:
+            if event.message_id != message_id:
+                continue
+            try:
+                began = datetime.fromtimestamp(event.time_ms / 1000, UTC)
+            except (ValueError, OverflowError, OSError):  # Which one depends on the platform.
+                logger.warning(
+                    "message %s of %s has an event at no time: time_ms %d", message.message_id, TRACE_TOPIC, event.time_ms
+                )
+                continue
+            found.append(
+                TraceEvent(
+                    _name_of(event.kind),
+                    event.message_id,
+                    MessageQueue(event.topic, event.broker_name, event.queue_id),
+                    None if event.queue_offset < 0 else event.queue_offset,
+                    event.group,
+                    event.client,
+                    began,
+                    event.duration_us / 1e6,
+                    event.error,
+                    event.attempt,
+                )
             )
-            for event in batch.events
-            if event.message_id == message_id
-        )
     return sorted(found, key=lambda event: event.time)
+
+
+def _name_of(kind: int) -> str:
+    """As in TraceEvent.kind; a newer client may note what this one does not know."""
+    from .v1 import trace_pb2
+
+    try:
+        return trace_pb2.TraceKind.Name(kind).removeprefix("TRACE_KIND_")  # type: ignore[arg-type]
+    except ValueError:
+        return f"KIND_{kind}"
 
 
 class TraceHook(Hook):

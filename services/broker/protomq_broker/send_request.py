@@ -253,12 +253,14 @@ def _check_names(record: Record, where: str) -> None:
         )
     if "" in record.keys:
         raise invalid_argument(f"{where}.keys", "has an empty key: leave it out")
-    # One text in 2^63 is like none, which has the code 0.
-    if record.tag and not tag_code_of(record.tag):
-        raise invalid_argument(f"{where}.tag", f"{record.tag!r} has the code 0: nobody could ask for it")
-    for key in record.keys:
-        if not key_hash_of(key):
-            raise invalid_argument(f"{where}.keys", f"{key!r} has the hash 0: nobody could find it")
+    for field, text, code in (
+        ("tag", record.tag, tag_code_of(record.tag)),
+        *(("keys", key, key_hash_of(key)) for key in record.keys),
+    ):
+        if text and not code:
+            raise invalid_argument(
+                f"{where}.{field}", f"{text!r} has the code 0, which says that there is none: change it by a character"
+            )
 
 
 def _check_codes(record: Record, raw: memoryview, where: str) -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
-from protomq._trace import SENT, Noted, Tracer
-from protomq.v1.trace_pb2 import TraceBatch
+from protomq._message import Message
+from protomq._trace import SENT, Noted, Tracer, events_of
+from protomq._types import MessageQueue
+from protomq.v1.trace_pb2 import TraceBatch, TraceKind
+from protomq.v1.trace_pb2 import TraceEvent as TraceEventPb
+from protomq.wire.record import RecordTemplate
+from protomq.wire.topics import TRACE_TOPIC
 from tests.support.waiting import wait_for
 
 PATIENCE_S = 10.0
@@ -84,3 +90,27 @@ def test_a_thread_that_cannot_be_started_fails_nobody_and_is_started_by_the_next
     wait_for(lambda: len(sender.errors) == 2, PATIENCE_S, pause_s=0.001)
     tracer.close()
     assert sender.errors == ["first", "second"]
+
+
+ID = "51F740DA45E007A7000000000000000000000000"
+
+
+def traced(*events: TraceEventPb) -> list[tuple[str, int]]:
+    body = TraceBatch(events=[TraceEventPb(message_id=ID), *events]).SerializeToString()
+    record = RecordTemplate(TRACE_TOPIC, 1, 0).encode(body, 2, 3)
+    message = Message.from_record(record, MessageQueue(TRACE_TOPIC, "b", 0), 0)
+    return [(event.kind, round(event.time.timestamp() * 1000)) for event in events_of([message], ID)]
+
+
+def test_an_event_of_a_newer_client_has_a_kind_of_its_own() -> None:
+    newer = cast("TraceKind.ValueType", 99)
+    known = TraceEventPb(message_id=ID, kind=TraceKind.TRACE_KIND_SENT, time_ms=5)
+    found = traced(TraceEventPb(message_id=ID, kind=newer, time_ms=7), known)
+    assert found == [("UNSPECIFIED", 0), ("SENT", 5), ("KIND_99", 7)]
+
+
+@pytest.mark.parametrize("time_ms", [-(1 << 63), (1 << 63) - 1, 1_700_000_000_000_000, -100_000_000_000_000])
+def test_an_event_at_no_time_is_skipped_and_told(time_ms: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert traced(TraceEventPb(message_id=ID, kind=TraceKind.TRACE_KIND_SENT, time_ms=time_ms)) == [("UNSPECIFIED", 0)]
+    assert TRACE_TOPIC in caplog.text
+    assert str(time_ms) in caplog.text

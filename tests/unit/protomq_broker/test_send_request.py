@@ -170,6 +170,26 @@ def test_what_is_not_the_producers_or_wrong_is_refused_and_named(
     assert error.field_violations[0][0] == f"records[{index}].{field}"
 
 
+CODE_0 = "vqsvpqrvuqvuuqtwvwsptqpppppppppppppppppp"
+"""Its CRC-32C is 0, and its CRC-32 without the top bit."""
+
+
+@pytest.mark.parametrize(("named", "field"), [({"tag": CODE_0}, "tag"), ({"keys": [CODE_0, "k"]}, "keys")])
+@pytest.mark.parametrize("is_canonical", [True, False])
+def test_a_tag_or_key_whose_code_says_none_is_refused(named: dict, field: str, is_canonical: bool) -> None:
+    assert tag_code_of(CODE_0) == key_hash_of(CODE_0) == 0
+    payload = SendRequest(records=[Record(body=b"x", **named)], topic="orders").SerializeToString()
+    if is_canonical:
+        key, tag = named.get("keys", [""])[0], named.get("tag", "")
+        front = layout.encode_front([key] if key else [], tag, {})
+        record = layout.RecordTemplate("orders", 42, 1).encode(b"x", 10, 5, key=key, tag=tag, front=front)
+        rest = SendRequest(topic="orders", record_sizes=[len(record)])
+        payload = layout.encode_record_field(record) + rest.SerializeToString()
+    error = refusal(payload)
+    assert error.code == Code.INVALID_ARGUMENT
+    assert error.field_violations[0][0] == f"records[0].{field}"
+
+
 def test_what_a_client_computed_itself_is_taken() -> None:
     front = FRONT.SerializeToString()
     whole = Record(

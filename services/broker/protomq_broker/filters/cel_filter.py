@@ -1,8 +1,8 @@
 """CEL expressions, through Google's own library (`pip install 'protomq-broker[cel]'`), ready to be asked about runs of records.
 
 An expression is typed when it is compiled and gives true or false. What names there are: VARIABLES. An evaluation that fails (a property
-that is not there, a text that is no number) is no match. The library bounds what an expression can do: 32 expressions within each other,
-and a budget for what its macros (all, exists, map) visit. Patterns are RE2's.
+that is not there, a text that is no number) is no match. The library bounds 32 expressions within each other, and what its macros (all,
+exists, map) visit. That bounds neither time nor memory, so `cel_cost.py` does, before an expression is a filter. Patterns are RE2's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from numpy.typing import NDArray
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import encode_message_id
 
+from .cel_cost import largest_message
+from .cel_tree import tree_of
 from .errors import FilterError, FilterUnavailableError
 from .fields import parse_record
 from .filter_book import Matches
 
 LENGTH_MAX: Final = 4_096
+_NO_FRONT_MAX_BYTES: Final = 1 << 10
+"""Of a record: its topic, the trailer, and their tags."""
 
 _Read = Callable[[Record], Any]
 VARIABLES: Final[Mapping[str, tuple[str, _Read]]] = {
@@ -75,6 +79,8 @@ class CelFilter:
             raise FilterError(
                 f"a filter is true or false, this one gives {result}", expression, 0, ("a condition",)
             )
+        types = {name: kind for name, (kind, _) in VARIABLES.items()}
+        self._largest = largest_message(tree_of(self._compiled.serialize()), expression, types)
         named = set(re.findall(r"[A-Za-z_]\w*", expression))
         self._wanted = [(name, read) for name, (_, read) in VARIABLES.items() if name in named]
         self._needs_body = "size" in named
@@ -85,6 +91,11 @@ class CelFilter:
         evaluate, wanted = self._compiled.eval, self._wanted
         for index, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
             record = parse_record(data, start, start + size, with_body=self._needs_body)
+            if (
+                len(record.properties) > self._largest.property_count
+                or record.ByteSize() - len(record.body) > self._largest.front_bytes + _NO_FRONT_MAX_BYTES
+            ):
+                continue
             try:
                 value = evaluate(data={name: read(record) for name, read in wanted}).value()
             except (RuntimeError, ValueError):

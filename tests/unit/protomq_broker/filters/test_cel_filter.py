@@ -72,14 +72,15 @@ def test_a_body_that_is_not_asked_for_is_not_copied():
 
 
 def test_a_slow_expression_is_asked_about_one_message_at_once():
-    """The library lets one take 3 ms."""
+    """One may take 5 ms."""
     assert CelFilter("true").records_min == 1
 
 
 def test_what_an_expression_walks_through_is_bounded():
     hundred = "[" + ",".join(map(str, range(100))) + "]"
     endless = f"{hundred}.all(x, {hundred}.all(y, {hundred}.all(z, x + y + z >= 0)))"
-    assert CelFilter(endless).matching(*RUN).indexes == []
+    with pytest.raises(FilterError, match="at most 5 are allowed"):
+        CelFilter(endless)
 
 
 @given(st.text())

@@ -16,7 +16,13 @@ from protomq_broker.filters.sql_nodes import (
     Property,
     Truth,
 )
-from protomq_broker.filters.sql_syntax import DEPTH_MAX, LENGTH_MAX, LITERALS_MAX, parse
+from protomq_broker.filters.sql_syntax import (
+    CONTAINS_LITERALS,
+    DEPTH_MAX,
+    LENGTH_MAX,
+    LITERALS_MAX,
+    parse,
+)
 
 A, B = Property("a"), Property("b")
 X = Constant(b"x")
@@ -122,6 +128,7 @@ def test_what_could_stand_there_is_listed():
         "a > " + "- " * DEPTH_MAX + "5",
         "a IN ('" + "','".join(map(str, range(LITERALS_MAX + 1))) + "')",
         " OR ".join(f"a={i}" for i in range(LITERALS_MAX + 1)),
+        " OR ".join(f"a CONTAINS '{i}'" for i in range(LITERALS_MAX // CONTAINS_LITERALS + 1)),
         "(" * 4_000 + "a" + ")" * 4_000,
     ],
     ids=len,
@@ -133,6 +140,7 @@ def test_an_expression_is_bounded(text):
 
 def test_an_expression_may_be_as_large_as_the_bounds_say():
     parse(" OR ".join(f"a={i}" for i in range(LITERALS_MAX)))
+    parse(" OR ".join(f"a CONTAINS '{i}'" for i in range(LITERALS_MAX // CONTAINS_LITERALS)))
     parse("(" * (DEPTH_MAX - 2) + "a = 5" + ")" * (DEPTH_MAX - 2))
     assert parse("a = -9223372036854775808") == parse("a = -9223372036854775808L")
 
