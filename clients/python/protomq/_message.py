@@ -403,7 +403,7 @@ class StoredMessage(Message):
         self._queue_offset = queue_offset
         self._queue = queue
 
-    @property  # type: ignore[override]
+    @property
     def body(self) -> bytes:
         """See Message.body."""
         try:
@@ -442,8 +442,8 @@ class DamagedMessage(StoredMessage):
         super().__init__(body, rest, queue_offset, queue)
         self._record = record
 
-    @property  # type: ignore[override]
-    def body(self) -> bytes:
+    @property
+    def body(self) -> bytes:  # type: ignore[misc, override]
         """Raises CorruptMessageError."""
         raise self._damage()
 
