@@ -17,6 +17,7 @@ from typing import Literal, Unpack, cast
 from . import _forks
 from ._async_pull_consumer import AsyncPullConsumer
 from ._checks import check_seconds
+from ._child_ends import end_child
 from ._closing import Closing
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_options import ConsumerOptions
@@ -425,6 +426,9 @@ class AsyncPushConsumer(PushBase):
 
     async def _poll(self, consumer: AsyncListenedConsumer, push: PushSteps) -> None:
         """One turn."""
+        if self._fork_count != _forks.fork_count:
+            # It would read what its parent's connections bring.
+            end_child(ConfigurationError("a forked child that awaits needs an event loop of its own: this one is its parent's"))
         resumes = self._state.resumes_wanted
         if resumes is not None:
             try:

@@ -400,14 +400,14 @@ class AsyncTransport:
         with fork_waits:
             from ._grpc_transport import AioGrpcLink
 
-        if self._closed:  # While the caller waited for a connection.
-            raise ClosedError("the transport is closed")
-        link = self._grpc_links.get(grpc_address)
-        if link is None:
-            link = self._grpc_links[grpc_address] = AioGrpcLink(
-                grpc_address, self.options.peer_timeout_s
-            )
-        return link
+            if self._closed:  # While the caller waited for a connection.
+                raise ClosedError("the transport is closed")
+            link = self._grpc_links.get(grpc_address)
+            if link is None:
+                link = self._grpc_links[grpc_address] = AioGrpcLink(
+                    grpc_address, self.options.peer_timeout_s
+                )
+            return link
 
 
 async def _wait_until_writable(connection: AsyncConnection, timeout_s: float) -> float:

@@ -105,7 +105,7 @@ class ConsumerBase(OfOneProcess):
         """For an operator. The thread, or a task, of its membership."""
         about = read_unlocked(self.about)
         queues = read_unlocked(lambda: self._state.described(about.open_counts))
-        stacks = [*task_stacks(), *thread_stacks()] if wants_stacks else []
+        stacks = (task_stacks(), thread_stacks()) if wants_stacks else ()
         return description(about, self._began_s, queues, stacks)
 
     def _new_state(self, options: ConsumerOptions) -> PullState:

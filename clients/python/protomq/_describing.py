@@ -7,6 +7,7 @@ nearly the same moment, not of exactly one.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import platform
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ._late_imports import fork_waits
 from ._remoting_hello import VERSION
-from ._stacks import Stack
+from ._stacks import Stacks
 from ._types import MessageQueue
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def description(
     about: About,
     began_s: float,
     queues: Iterable[QueueState],
-    stacks: Sequence[Stack],
+    stacks: Sequence[Stacks],
 ) -> pb.MemberDescription:
     """What is sent. Queues beyond QUEUES_MAX, and stacks that would make it too large, are left out."""
     with fork_waits:
@@ -121,9 +122,9 @@ def description(
             open_messages=one.open_count,
             is_paused=one.is_paused,
         )
-    made.is_cut = len(listed) > QUEUES_MAX
+    made.is_cut = len(listed) > QUEUES_MAX or any(some.is_cut for some in stacks)
     size_bytes = made.ByteSize()
-    for stack in stacks:
+    for stack in itertools.chain(*(some.stacks for some in stacks)):
         size_bytes += len(stack.name.encode()) + len(stack.text.encode(errors="replace")) + 16
         if size_bytes > SIZE_MAX_BYTES:
             made.is_cut = True

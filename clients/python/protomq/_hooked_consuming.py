@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from ._child_ends import ending_children
 from ._hook_points import HookPoints
 from ._message import Message
 from ._push_results import Listener, Said, failure_of, judge
@@ -21,7 +22,7 @@ def hooked_listener(listener: Listener, hooks: HookPoints, *, in_order: bool = F
     """The listener, with the hooks around its calls; as it is where there are none. `in_order`: as of `judge`."""
     if not hooks.consume:
         return listener
-    call, name, is_batch = listener.call, listener.name, listener.batch_size is not None
+    call, name, is_batch = ending_children(listener).call, listener.name, listener.batch_size is not None
 
     def begin(given: Any) -> ConsumeContext:
         return hooks.before_consume(given if is_batch else (given,), name)

@@ -10,9 +10,11 @@ Rules:
 - A message gives out only what its producer wrote: reading body, keys, tag, properties or attributes of a DamagedMessage raises
   CorruptMessageError.
 - A message whose body is compressed is a StoredMessage; the body of all others is a plain attribute.
+- A program may assign `body`, to unpack in place: a property would be several times as slow to read. So nothing but `body` and
+  `value` goes by it. What is counted, sent on or tried again goes by `_stored`, and by fields that refuse.
 - A message keeps no other part of its answer in memory.
 
-Messages are immutable by agreement, and may be shared between threads and pickled.
+Messages are immutable but for that, and may be shared between threads and pickled.
 """
 
 from __future__ import annotations
@@ -86,23 +88,26 @@ _T = TypeVar("_T")
 
 
 class Message:
-    """A message as it was received."""
+    """A message as it was received.
 
-    __slots__ = ("_parsed", "_rest", "_tries", "_tries_error", "body", "queue", "queue_offset")
+    Its fields refuse assignment, all but `body`.
+    """
+
+    __slots__ = ("_parsed", "_queue", "_queue_offset", "_rest", "_stored", "_tries", "_tries_error", "body")
 
     body: bytes
     """The payload, decompressed.
 
     Reading it raises CorruptMessageError if the record is not what its producer wrote; so do key, tag, properties and the like.
-    It raises CompressionError if it cannot be decompressed.
+    It raises CompressionError if it cannot be decompressed. A listener may assign it, to unpack it in place: only its own try sees that,
+    here and in `value`.
     """
-    queue_offset: int
-    """Position of the message in its queue, counted in messages from 0."""
-    queue: MessageQueue
-    """Topic, broker and queue from which it was pulled."""
     is_damaged: ClassVar[bool] = False
     """Whether the record is not what its producer wrote."""
 
+    _queue: MessageQueue
+    _queue_offset: int
+    _stored: bytes  # The body as it is stored.
     _rest: bytes  # What stands behind the body: at least the trailer.
     # Set when the texts were walked.
     _parsed: tuple[tuple[str, ...], str, Mapping[str, str], str, str]
@@ -111,10 +116,10 @@ class Message:
 
     def __init__(self, body: bytes, rest: bytes, queue_offset: int, queue: MessageQueue) -> None:
         """Not for users: `decode_messages` and `Message.from_record` make messages."""
-        self.body = body
+        self.body = self._stored = body
         self._rest = rest
-        self.queue_offset = queue_offset
-        self.queue = queue
+        self._queue_offset = queue_offset
+        self._queue = queue
 
     @classmethod
     def from_record(
@@ -140,9 +145,19 @@ class Message:
         return decode_body(self.body, lambda: self.properties, type_)
 
     @property
+    def queue_offset(self) -> int:
+        """Position of the message in its queue, counted in messages from 0."""
+        return self._queue_offset
+
+    @property
+    def queue(self) -> MessageQueue:
+        """Topic, broker and queue from which it was pulled."""
+        return self._queue
+
+    @property
     def stored_body(self) -> bytes:
         """The payload as it is stored: still compressed if it was, and even if the CRC is wrong."""
-        return self.body
+        return self._stored
 
     @property
     def key(self) -> str:
@@ -203,6 +218,10 @@ class Message:
         except AttributeError:
             # A popped message has its number from the hand-out, counted from 1.
             return int(getattr(self.queue, "attempt", 1)) - 1
+
+    def _forget_assigned(self) -> None:
+        """It is to be tried again: with the body that is stored, whatever a listener has assigned."""
+        self.body = self._stored
 
     def _tried(self, tries: int, error: str) -> None:
         """An orderly consumer has tried it so often, and is to try it again."""
@@ -324,12 +343,12 @@ class Message:
     @property
     def size_bytes(self) -> int:
         """Bytes in memory before its body is decompressed, without the head of its record."""
-        return len(self._rest) + len(self.stored_body)
+        return len(self._rest) + len(self._stored)
 
     @property
     def record(self) -> bytes:
         """The stored record, without tag and length of its field: what `Record.FromString` takes."""
-        stored = self.stored_body
+        stored = self._stored
         return b"".join((b"\x0a", encode_varint(len(stored)), stored, self._rest))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -373,20 +392,19 @@ class Message:
 class StoredMessage(Message):
     """A message whose body is compressed: it is unpacked when it is read."""
 
-    __slots__ = ("_stored", "_unpacked")
+    __slots__ = ("_unpacked",)
 
-    _stored: bytes
-    _unpacked: bytes  # Set when the body was read.
+    _unpacked: bytes  # Set when the body was read, or assigned.
 
     def __init__(self, body: bytes, rest: bytes, queue_offset: int, queue: MessageQueue) -> None:
         """`body`: as it is stored."""
         self._stored = body
         self._rest = rest
-        self.queue_offset = queue_offset
-        self.queue = queue
+        self._queue_offset = queue_offset
+        self._queue = queue
 
     @property
-    def body(self) -> bytes:  # type: ignore[override]  # Nobody is to write to either.
+    def body(self) -> bytes:
         """See Message.body."""
         try:
             return self._unpacked
@@ -398,10 +416,15 @@ class StoredMessage(Message):
         self._unpacked = body = decompress(self._stored, codec, DECOMPRESSED_SIZE_MAX_BYTES)
         return body
 
-    @property
-    def stored_body(self) -> bytes:
-        """See Message.stored_body."""
-        return self._stored
+    @body.setter
+    def body(self, body: bytes) -> None:
+        self._unpacked = body
+
+    def _forget_assigned(self) -> None:
+        try:
+            del self._unpacked
+        except AttributeError:
+            pass
 
 
 class DamagedMessage(StoredMessage):
@@ -420,7 +443,7 @@ class DamagedMessage(StoredMessage):
         self._record = record
 
     @property
-    def body(self) -> bytes:  # type: ignore[override]
+    def body(self) -> bytes:  # type: ignore[misc, override]
         """Raises CorruptMessageError."""
         raise self._damage()
 

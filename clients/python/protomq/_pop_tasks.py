@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from ._child_ends import ending_children
 from ._closing import Closing
 from ._daemon_threads import DaemonThreads
 from ._loop_watch import LoopWatch
@@ -36,7 +37,7 @@ class HandlerTasks:
     def __init__(self, steps: PopSteps, handling: Handling, handler: Listener, run: Runs) -> None:
         self.handling = handling
         self._steps = steps
-        self._handler = handler
+        self._handler = ending_children(handler)
         self._run = run
         self._threads = DaemonThreads("protomq-handler")
         self._tasks: dict[asyncio.Task[None], Hold] = {}

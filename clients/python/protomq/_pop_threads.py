@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from ._child_ends import ending_children
 from ._daemon_threads import DaemonThreads
 from ._message import Message
 from ._pop_handling import RECEIVE_AGAIN_S, Ahead, HandledCounts, Handling, Hold, clock_s, logger
@@ -38,7 +39,7 @@ class HandlerThreads:
     def __init__(self, steps: PopSteps, handling: Handling, handler: Listener, run: Runs) -> None:
         self.handling = handling
         self._steps = steps
-        self._handler = handler
+        self._handler = ending_children(handler)
         self._run = run
         self._threads = DaemonThreads("protomq-handler")
         self._changed = threading.Condition()

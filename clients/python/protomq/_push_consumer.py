@@ -20,6 +20,7 @@ from typing import Literal, Unpack, cast
 
 from . import _forks
 from ._checks import check_seconds, loop_runs
+from ._child_ends import end_child
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_options import ConsumerOptions
 from ._message import Message
@@ -429,6 +430,8 @@ class PushConsumer(PushBase):
         assert self._consumer is not None
         assert self._push is not None
         while not self._is_ending:
+            if self._fork_count != _forks.fork_count:
+                end_child()  # A hook, or what else is called here, has forked.
             try:
                 self._poll(self._consumer, self._push)
             except ClosedError:

@@ -99,7 +99,7 @@ class Run:
     """Nothing behind it is this run's any more. It stands below `first_offset` where all was taken away before any began."""
 
     def __post_init__(self) -> None:
-        self.first_offset, self.last_offset = self.messages[0].queue_offset, self.messages[-1].queue_offset
+        self.first_offset, self.last_offset = self.messages[0]._queue_offset, self.messages[-1]._queue_offset
 
 
 class Overdue(NamedTuple):
@@ -158,8 +158,8 @@ class PushState:
         if work is None:
             listener = None if queue.topic == self._retry_topic else self._listeners.get(queue.topic)
             work = self._works[queue] = Work(queue, listener, is_busy=self.options.orderly and self.is_running((queue,)))
-        work.open_offsets.extend([message.queue_offset for message in messages])
-        work.end_offset = messages[-1].queue_offset + 1
+        work.open_offsets.extend([message._queue_offset for message in messages])
+        work.end_offset = messages[-1]._queue_offset + 1
         if queue in self._done_before:
             messages = self._without_done(work, messages, self._done_before[queue])
         size_bytes = _size_of(messages)
@@ -508,7 +508,7 @@ class PushState:
         victim.count -= len(stolen)
         if not stolen:
             return None
-        victim.last_offset = stolen[0].queue_offset - 1
+        victim.last_offset = stolen[0]._queue_offset - 1
         return self._begin(Run(victim.work, victim.listener, stolen, len(stolen), now_s))
 
     def _listener_of(self, message: Message) -> Listener:
@@ -546,7 +546,7 @@ class PushState:
         self.count -= len(messages)
         self.size_bytes -= size_bytes
         self.done_count += len(messages)
-        self._close(work, [message.queue_offset for message in messages])
+        self._close(work, [message._queue_offset for message in messages])
         if work.is_full or self._is_full:
             self._look_at_limits(work)
 
@@ -560,7 +560,7 @@ class PushState:
 
     def _without_done(self, work: Work, messages: Sequence[Message], done: set[int]) -> Sequence[Message]:
         """Those that are not done already. When all of these have come, they are remembered no more."""
-        offsets = [message.queue_offset for message in messages]
+        offsets = [message._queue_offset for message in messages]
         self._close(work, done.intersection(offsets))
         if offsets[-1] >= max(done):
             del self._done_before[work.queue]
@@ -582,12 +582,12 @@ class PushState:
         taken: list[Message] = []
         try:
             # The owner of the run takes from the other end, without the lock.
-            while run.messages[-1].queue_offset > below_offset:
+            while run.messages[-1]._queue_offset > below_offset:
                 taken.append(run.messages.pop())
         except IndexError:
             pass
         if taken:
-            run.last_offset = taken[-1].queue_offset - 1
+            run.last_offset = taken[-1]._queue_offset - 1
         rest = [*messages, *reversed(taken)]
         run.count -= len(rest) - len(messages)
         work = run.work
@@ -660,6 +660,8 @@ def judge_in_order(
             judged.done.append(message)
         else:
             judged.dead.append((message, failure))
+    for message in judged.again:
+        message._forget_assigned()
     return judged
 
 
@@ -682,13 +684,8 @@ def _is_spent(options: PushOptions, retry_count_max: int | None, message: Messag
 
 
 def _size_of(messages: Sequence[Message]) -> int:
-    """The sum of their `size_bytes`, without a call for each: bodies of most messages are plain attributes."""
-    return sum(
-        [
-            len(one._rest) + len(one.body if type(one) is Message else one.stored_body)
-            for one in messages
-        ]
-    )
+    """The sum of their `size_bytes`, without a call for each."""
+    return sum([len(one._rest) + len(one._stored) for one in messages])
 
 
 def _consumed_topic(message: Message) -> str:

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from . import _forks
+from ._child_ends import end_child
 from ._message import Message
 from ._push_results import Failure, Judgement, Listener, Said, failure_of, judge
 from ._push_state import Run
@@ -33,6 +35,7 @@ class Worker:
         """All of a run whose listener is a function."""
         listener, messages, done = run.listener, run.messages, run.done
         call = listener.call
+        fork_count = _forks.fork_count
         if listener.batch_size is not None:
             while batch := _next_batch(messages, listener.batch_size):
                 run.current = batch
@@ -50,8 +53,12 @@ class Worker:
             try:
                 result = call(message)
             except BaseException as error:  # sys.exit() in a listener ends no thread of ours.
+                if _forks.fork_count != fork_count:
+                    end_child(error)
                 judgement = self._raised(listener, error, 1)
             else:
+                if _forks.fork_count != fork_count:
+                    end_child()
                 if result is None:
                     done.append(message)
                     continue
@@ -65,6 +72,7 @@ class Worker:
         listener, messages, done = run.listener, run.messages, run.done
         call = listener.call
         size = listener.batch_size
+        fork_count = _forks.fork_count
         while batch := _next_batch(messages, size or 1):
             given: Any = batch if size is not None else batch[0]
             run.current = batch if size is not None else batch[0]
@@ -77,18 +85,27 @@ class Worker:
                 self._say(run, batch, self._raised(listener, error, len(batch)))
                 continue
             except BaseException as error:
+                if _forks.fork_count != fork_count:
+                    end_child(error)
                 self._say(run, batch, self._raised(listener, error, len(batch)))
                 continue
+            if _forks.fork_count != fork_count:
+                end_child()
             if result is None:
                 done.extend(batch)
             else:
                 self._say(run, batch, self._judged(run, result, len(batch)))
 
     def _outcome(self, run: Run, call: Callable[[Any], Any], batch: Sequence[Message]) -> Judgement | None:
+        fork_count = _forks.fork_count
         try:
             result = call(batch)
         except BaseException as error:
+            if _forks.fork_count != fork_count:
+                end_child(error)
             return self._raised(run.listener, error, len(batch))
+        if _forks.fork_count != fork_count:
+            end_child()
         return None if result is None else self._judged(run, result, len(batch))
 
     def _say(self, run: Run, messages: Sequence[Message], judgement: Judgement | None) -> None:

@@ -23,34 +23,41 @@ class Stack(NamedTuple):
     text: str
 
 
-def thread_stacks() -> list[Stack]:
+class Stacks(NamedTuple):
+    """`is_cut`: there are more, or one of them has more calls."""
+
+    stacks: list[Stack]
+    is_cut: bool
+
+
+def thread_stacks() -> Stacks:
     """Of all threads of the process, but for the one that asks."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     found = [
-        Stack(names.get(ident, f"thread {ident}"), _text(traceback.extract_stack(frame)))
+        (names.get(ident, f"thread {ident}"), traceback.extract_stack(frame))
         for ident, frame in sys._current_frames().items()
         if ident != own
     ]
-    return sorted(found)[:STACKS_MAX]
+    return _listed(found)
 
 
-def task_stacks() -> list[Stack]:
+def task_stacks() -> Stacks:
     """Of all tasks of the running loop, but for the one that asks; none where no loop runs."""
     # Where it is not in use, it is not loaded for this.
     asyncio: Any = sys.modules.get("asyncio")
     if asyncio is None:
-        return []
+        return Stacks([], False)
     try:
         current = asyncio.current_task()
     except RuntimeError:
-        return []
+        return Stacks([], False)
     tasks = [task for task in asyncio.all_tasks() if task is not current]
     found = []
     for task in tasks:
         lines = [(frame, frame.f_lineno) for frame in _frames(task.get_coro())]
-        found.append(Stack(task.get_name(), _text(traceback.StackSummary.extract(iter(lines)))))
-    return sorted(found)[:STACKS_MAX]
+        found.append((task.get_name(), traceback.StackSummary.extract(iter(lines))))
+    return _listed(found)
 
 
 def _frames(coroutine: Any) -> Iterator[FrameType]:
@@ -60,5 +67,7 @@ def _frames(coroutine: Any) -> Iterator[FrameType]:
         coroutine = coroutine.cr_await
 
 
-def _text(summary: traceback.StackSummary) -> str:
-    return "".join(traceback.format_list(summary[-FRAMES_MAX:]))
+def _listed(found: list[tuple[str, traceback.StackSummary]]) -> Stacks:
+    listed = sorted([Stack(name, "".join(traceback.format_list(summary[-FRAMES_MAX:]))) for name, summary in found])
+    is_cut = len(listed) > STACKS_MAX or any(len(summary) > FRAMES_MAX for _, summary in found)
+    return Stacks(listed[:STACKS_MAX], is_cut)

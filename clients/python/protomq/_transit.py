@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .wire.record import TOPIC_TAG, TRANSIT_TAG
 from .wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
-_NO_OFFSET = (1 << 64) - 1
+NO_OFFSET = (1 << 64) - 1
 
 
 class MessageOrigin(NamedTuple):
@@ -58,7 +58,7 @@ def read_transit(rest: bytes) -> MessageTransit | None:
     origin = MessageOrigin(
         transit.origin_topic,
         transit.origin_queue_id,
-        None if offset == _NO_OFFSET else offset,
+        None if offset == NO_OFFSET else offset,
         transit.first_store_time_ms,
     )
     consumed_topic = transit.consumed_topic or transit.origin_topic

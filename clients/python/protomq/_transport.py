@@ -378,12 +378,13 @@ class SyncTransport:
         with fork_waits:
             from ._grpc_transport import GrpcLink  # grpc is loaded where it is needed only.
 
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the transport is closed")
-            link = self._grpc_links.get(grpc_address)
-            if link is None:
-                link = self._grpc_links[grpc_address] = GrpcLink(
-                    grpc_address, self.options.peer_timeout_s
-                )
-            return link
+            # The first channel imports more of grpc.
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the transport is closed")
+                link = self._grpc_links.get(grpc_address)
+                if link is None:
+                    link = self._grpc_links[grpc_address] = GrpcLink(
+                        grpc_address, self.options.peer_timeout_s
+                    )
+                return link

@@ -12,7 +12,7 @@ from protomq import PullConsumer, PushConsumer
 from protomq import _describing as module
 from protomq._describing import About, Rates, description, read_unlocked, settings_of
 from protomq._pull_logic import QueueState
-from protomq._stacks import FRAMES_MAX, Stack, task_stacks, thread_stacks
+from protomq._stacks import FRAMES_MAX, STACKS_MAX, Stack, Stacks, task_stacks, thread_stacks
 from protomq._types import MessageQueue
 
 
@@ -61,13 +61,13 @@ def test_what_is_too_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     stacks = [Stack(f"thread {i}", "\ud800" + "x" * 1000) for i in range(10)]
     monkeypatch.setattr(module, "QUEUES_MAX", 4)
     monkeypatch.setattr(module, "SIZE_MAX_BYTES", 3_000)
-    made = description(About("PullConsumer", {"a": "1"}, {"open": 3}, {"done": 0.5}), 0.0, queues, stacks)
+    made = description(About("PullConsumer", {"a": "1"}, {"open": 3}, {"done": 0.5}), 0.0, queues, [Stacks(stacks, False)])
     assert made.is_cut
     assert [one.queue_id for one in made.queues] == [0, 1, 2, 3]
     assert (made.queues[0].position, made.queues[1].position, made.queues[0].committed_offset) == (7, -1, -1)
     assert [one.name for one in made.stacks] == ["thread 0", "thread 1"]
     assert made.ByteSize() < 3_000
-    whole = description(About("PullConsumer", {}), 0.0, queues[:2], stacks[:1])
+    whole = description(About("PullConsumer", {}), 0.0, queues[:2], [Stacks(stacks[:1], False)])
     assert not whole.is_cut
 
 
@@ -88,14 +88,50 @@ def test_the_stack_of_a_thread_names_what_it_is_in() -> None:
     thread.start()
     began.wait()
     try:
-        (stack,) = [stack for stack in thread_stacks() if stack.name == "a-listener"]
+        found = thread_stacks()
+        said = PullConsumer("g")._describe(wants_stacks=True)
     finally:
         gate.set()
         thread.join()
+    (stack,) = [stack for stack in found.stacks if stack.name == "a-listener"]
     assert "stuck_here" in stack.text
     assert "gate.wait()" in stack.text
     assert stack.text.count("  File ") == FRAMES_MAX
-    assert threading.current_thread().name not in [stack.name for stack in thread_stacks()]
+    assert found.is_cut
+    assert said.is_cut
+    assert threading.current_thread().name not in [stack.name for stack in thread_stacks().stacks]
+
+
+def test_a_description_says_that_threads_or_tasks_are_left_out() -> None:
+    gate = threading.Event()
+    threads = [threading.Thread(target=gate.wait) for _ in range(STACKS_MAX)]
+    for thread in threads:
+        thread.start()
+    try:
+        # Its own is not told: with another one there are too many.
+        assert (len(thread_stacks().stacks), thread_stacks().is_cut) == (STACKS_MAX, threading.active_count() - 1 > STACKS_MAX)
+        with_one_more = threading.Thread(target=gate.wait)
+        with_one_more.start()
+        threads.append(with_one_more)
+        assert (len(thread_stacks().stacks), thread_stacks().is_cut) == (STACKS_MAX, True)
+        assert PullConsumer("g")._describe(wants_stacks=True).is_cut
+        assert not PullConsumer("g")._describe(wants_stacks=False).is_cut
+    finally:
+        gate.set()
+        for thread in threads:
+            thread.join()
+
+    async def look(count: int) -> Stacks:
+        tasks = [asyncio.create_task(asyncio.sleep(60)) for _ in range(count)]
+        await asyncio.sleep(0)
+        found = task_stacks()
+        for task in tasks:
+            task.cancel()
+        return found
+
+    assert not asyncio.run(look(STACKS_MAX)).is_cut
+    more = asyncio.run(look(STACKS_MAX + 1))
+    assert (len(more.stacks), more.is_cut) == (STACKS_MAX, True)
 
 
 def test_the_stack_of_a_task_has_what_it_awaits() -> None:
@@ -105,7 +141,7 @@ def test_the_stack_of_a_task_has_what_it_awaits() -> None:
     async def outer(gate: asyncio.Event) -> None:
         await inner_wait(gate)
 
-    async def look() -> list[Stack]:
+    async def look() -> Stacks:
         gate = asyncio.Event()
         task = asyncio.create_task(outer(gate), name="a-task")
         await asyncio.sleep(0)
@@ -114,10 +150,11 @@ def test_the_stack_of_a_task_has_what_it_awaits() -> None:
         await task
         return found
 
-    (stack,) = asyncio.run(look())
+    ((stack,), is_cut) = asyncio.run(look())
+    assert not is_cut
     assert stack.name == "a-task"
     assert stack.text.index("inner_wait(gate)") < stack.text.index("await gate.wait()")
-    assert task_stacks() == [], "where no loop runs"
+    assert task_stacks() == ([], False), "where no loop runs"
 
 
 def test_a_consumer_that_was_never_used_can_say_how_it_stands() -> None:

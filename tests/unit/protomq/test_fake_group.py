@@ -15,6 +15,7 @@ from protomq._selectors import sharded_index
 from protomq.allocation import Circle, Configured
 from protomq.asgi import Messaging
 from protomq.errors import ConfigurationError, WrongTypeError
+from protomq.hooks import Hook
 from protomq.testing import Broker, FakeGroup, FaultProxy
 
 
@@ -49,6 +50,7 @@ def test_a_message_that_fails_comes_again_after_the_groups_delays_and_is_a_dead_
     ]
     ((dead, error),) = group.dead_letters
     assert (dead.body, error, group.waiting) == (b"poison", "ValueError: no 2", [])
+    assert (dead.topic, dead.attempt, dead.last_error) == ("%DLQ%billing", 3, error)
     assert dead.origin is not None
     assert dead.origin[:3] == ("orders", 0, 0)
     (good,) = group.done
@@ -505,3 +507,108 @@ def test_what_a_group_of_members_refuses(do: Any, text: str) -> None:
     group, _ = two_members()
     with pytest.raises(ConfigurationError, match=text):
         do(group)
+
+
+def test_hooks_are_asked_which_messages_the_program_gets_each_time_they_are_pulled() -> None:
+    asked: list[tuple[str, int]] = []
+
+    class Keeps(Hook):
+        def keeps(self, message: Message) -> bool:
+            asked.append((message.key, message.attempt))
+            return message.key != "drop"
+
+    for batch_size in (None, 10):
+        for is_orderly in (False, True):
+            asked.clear()
+            seen: list[tuple[str, int]] = []
+            consumer = PushConsumer("g", orderly=is_orderly, hooks=[Keeps()])
+
+            def listen(given: Any, seen: list[tuple[str, int]] = seen, batch_size: int | None = batch_size) -> Any:
+                batch = [given] if batch_size is None else given
+                seen += [(message.key, message.attempt) for message in batch]
+                results = [Retry() if message.key == "bad" and not message.attempt else None for message in batch]
+                return results[0] if batch_size is None else results
+
+            consumer.subscribe("t", listen, batch_size=batch_size)
+            group = FakeGroup(consumer, retry_delays_s=[1])
+            for key in ("drop", "bad", "good"):
+                group.send("t", b"", key=key)
+            group.deliver()
+            group.advance(1)
+            group.deliver()
+            assert not group.waiting
+            assert {key for key, _ in seen} == {"bad", "good"}
+            # In order it is tried again where it is; else its retry is pulled.
+            assert asked == [("drop", 0), ("bad", 0), ("good", 0)] + ([] if is_orderly else [("bad", 1)])
+
+
+def test_what_a_hook_that_ends_the_program_leaves_comes_again() -> None:
+    class Ends(Hook):
+        def keeps(self, message: Message) -> bool:
+            if message.key == "end" and not seen:
+                seen.append(b"")
+                raise KeyboardInterrupt
+            return True
+
+    seen: list[bytes] = []
+    consumer = PushConsumer("g", hooks=[Ends()])
+    consumer.subscribe("t", lambda messages: seen.extend(message.body for message in messages), batch_size=10)
+    group = FakeGroup(consumer)
+    group.send("t", b"1")
+    group.send("t", b"2", key="end")
+    with pytest.raises(KeyboardInterrupt):
+        group.deliver()
+    assert group.deliver() == 2
+    assert seen == [b"", b"1", b"2"]
+
+
+def test_a_delayed_message_says_where_it_comes_from_as_one_of_a_broker_does() -> None:
+    consumer = PushConsumer("g")
+    seen: list[Message] = []
+
+    @consumer.on("t")
+    def listen(message: Message) -> None:
+        seen.append(message)
+        if not message.attempt:
+            raise ValueError("x")
+
+    group = FakeGroup(consumer, retry_delays_s=[1])
+    sent_ms = group.clock.now_ms()
+    group.send("t", b"later", key="k", tag="g", queue_id=3, delay_s=5)
+    group.send("t", b"now")
+    for _ in range(2):
+        group.deliver()
+        group.advance(5)
+    group.deliver()
+    assert [(one.body, one.attempt) for one in seen] == [(b"now", 0), (b"now", 1), (b"later", 0), (b"later", 1)]
+    now, later, again = seen[0], *seen[2:]
+    assert now.origin is None
+    assert later.origin == again.origin == ("t", 3, None, sent_ms)
+    assert (later.key, later.tag, later.queue_id, later.queue_offset, later.store_time_ms) == ("k", "g", 3, 0, sent_ms + 5000)
+
+
+@pytest.mark.parametrize("is_orderly", [False, True])
+def test_each_try_gets_the_body_that_was_sent(is_orderly: bool) -> None:
+    """A listener may unpack in place: `message.body = unpack(message.body)`."""
+    seen: list[bytes] = []
+    consumer = PushConsumer("g", orderly=is_orderly, commit_interval_s=60)
+
+    @consumer.on("t")
+    def listen(message: Message) -> None:
+        seen.append(message.body)
+        message.body = b"unpacked"
+        if len(seen) < 5:
+            raise ValueError("x")
+
+    group = FakeGroup(consumer, retry_count_max=2, retry_delays_s=[1])
+    group.send("t", b"packed")
+    for _ in range(3):
+        group.deliver()
+        group.advance(1)
+    assert [letter.message.body for letter in group.dead_letters] == [b"packed"]
+    group.send("t", b"packed")
+    for _ in range(2):
+        group.deliver()
+        group.advance(1)
+    assert [message.body for message in group.crash()][-1] == b"packed"
+    assert set(seen) == {b"packed"}

@@ -232,9 +232,9 @@ def messages(count: int) -> list[Message]:
     made = []
     for offset in range(count):
         message = Message.__new__(Message)
-        message.queue = PoppedQueue("T", "a", 0)
-        message.queue.receipt = b"r"
-        message.queue_offset = offset
+        message._queue = PoppedQueue("T", "a", 0)
+        message._queue.receipt = b"r"
+        message._queue_offset = offset
         made.append(message)
     return made
 

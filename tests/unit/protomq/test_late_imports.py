@@ -15,9 +15,11 @@ import protomq
 
 SDK = Path(protomq.__file__).parent
 
-FIRST_SEND = """
+FIRST_CALL = """
 import asyncio, importlib.abc, os, signal, sys, threading, time, warnings
 from protomq import AsyncProducer, Producer
+from protomq._async_transport import AsyncTransport
+from protomq._transport import SyncTransport
 from protomq.errors import NoRouteError
 warnings.simplefilter("ignore")  # It forks with threads, that is the matter here.
 
@@ -26,7 +28,7 @@ importing = threading.Event()
 class Slow(importlib.abc.MetaPathFinder):
     # Makes the import last: the fork is to fall into it.
     def find_spec(self, name, *_):
-        if name == "protomq.v1.route_service_pb2":
+        if name == "{module}":
             importing.set()
             time.sleep(0.5)
 
@@ -48,6 +50,15 @@ async def send_from_coroutine():
 def send_async():
     asyncio.run(send_from_coroutine())
 
+def open_grpc():
+    SyncTransport()._grpc_link("127.0.0.1:1").close()
+
+async def open_grpc_from_coroutine():
+    AsyncTransport()._grpc_link("127.0.0.1:1")  # In the child gRPC cannot close it.
+
+def open_grpc_async():
+    asyncio.run(open_grpc_from_coroutine())
+
 thread = threading.Thread(target={function})
 thread.start()
 assert importing.wait(60)
@@ -61,9 +72,18 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.parametrize("function", ["send", "send_async"])
-def test_a_child_forked_during_the_first_send_sends(function: str) -> None:
-    program = FIRST_SEND.format(function=function)
+@pytest.mark.parametrize(
+    ("function", "module"),
+    [
+        ("send", "protomq.v1.route_service_pb2"),
+        ("send_async", "protomq.v1.route_service_pb2"),
+        ("open_grpc", "protomq._grpc_transport"),
+        ("open_grpc", "grpc._channel"),  # The first channel imports it.
+        ("open_grpc_async", "protomq._grpc_transport"),
+    ],
+)
+def test_a_child_forked_during_the_first_call_calls(function: str, module: str) -> None:
+    program = FIRST_CALL.format(function=function, module=module)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )

@@ -460,3 +460,20 @@ def test_times_are_datetimes_in_utc() -> None:
     assert message.message_id == "0000000000ABCDEF" + "00000005" + "0000000000000000"
     assert message.queue_offset == 9
     assert "topic/broker-a" in repr(message)
+
+
+def test_fields_refuse_assignment_and_an_assigned_body_is_no_part_of_the_record() -> None:
+    plain = Message.from_record(make_record(b"body", keys=["k"]), QUEUE, 7)
+    stored = Message.from_record(make_record(zlib.compress(b"body"), flags=COMPRESSION_ZLIB), QUEUE, 7)
+    assert (type(plain), type(stored)) == (Message, StoredMessage)
+    for message in (plain, stored):
+        size_bytes, record, stored_body = message.size_bytes, message.record, message.stored_body
+        for name in ("queue", "queue_offset", "key", "properties", "stored_body"):
+            with pytest.raises(AttributeError):
+                setattr(message, name, None)
+        message.body = b"unpacked further"
+        assert (message.body, message.value(str)) == (b"unpacked further", "unpacked further")
+        assert (message.size_bytes, message.record, message.stored_body) == (size_bytes, record, stored_body)
+        assert pickle.loads(pickle.dumps(message)).body == b"body"
+        message._forget_assigned()
+        assert message.body == b"body"

@@ -58,7 +58,7 @@ class Received(Message):
 
     def __init__(self, properties: Mapping[str, str] | None, topic: str = "T", message_id: str = "0" * 40) -> None:
         self._id = message_id
-        self.queue, self.queue_offset, self._given = MessageQueue(topic, "a", 3), 7, properties
+        self._queue, self._queue_offset, self._given = MessageQueue(topic, "a", 3), 7, properties
 
     @property
     def message_id(self) -> str:

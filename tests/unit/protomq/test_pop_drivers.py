@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -329,3 +332,37 @@ def test_a_close_cancels_coroutines_and_one_that_ends_all_the_same_is_not_acknow
     assert time.monotonic() - began_s < WAIT_S / 4
     assert found == ["cancelled"]
     assert world.brokers.told == []
+
+
+@pytest.mark.parametrize("flavour", ["threads", "tasks", "threads of tasks"])
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_that_leaves_its_handler_ends(flavour: str, code: int) -> None:
+    world = World(flavour.split()[-1])
+    world.brokers.messages["a"].extend([b"first", *(b"%d" % number for number in range(20))])
+    pid = os.getpid()
+    reading, writing = os.pipe()
+    codes: list[int] = []
+
+    def handle(message: Message) -> object:
+        if os.getpid() != pid:
+            os.write(writing, b"the child goes on")
+            os._exit(9)
+        if message.body == b"19":
+            world.stop()
+        if message.body == b"first":
+            child = os.fork()
+            if not child:
+                signal.alarm(20)  # It must never go on with this test.
+                return sys.exit(code) if code else None
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return None
+
+    async def handle_async(message: Message) -> object:
+        return handle(message)
+
+    counts = world.handle(handle_async if flavour == "tasks" else handle, concurrency=1, ahead=20)
+    os.close(writing)
+    assert (codes, os.read(reading, 100)) == ([code], b"")
+    os.close(reading)
+    assert counts.done >= 20

@@ -738,3 +738,33 @@ def test_whatever_happens_the_commit_is_at_the_lowest_message_that_is_not_done(
             made.backs.done(call, 0.0)
             made.given_back(call.backs)
     assert (made.count, made.size_bytes, made.waiting_count, made.is_running()) == (0, 0, 0, False)
+
+
+def test_a_listener_that_assigns_bodies_changes_no_bound_and_no_commit() -> None:
+    """It did: a consumer whose listener unpacked in place was full for ever, with nothing in it."""
+    made = state(size_max_bytes=10_000, queue_size_max_bytes=10_000)
+    for first in range(0, 100, 2):
+        made.offer(Q0, [message(offset, body=b"x" * 5000) for offset in range(first, first + 2)])
+        assert made.room(None).size_bytes < 0
+        while (run := made.next_run(0.0)) is not None:
+            for one in run.messages:
+                one.body = b""
+            finish(made, run)
+        assert (made.count, made.size_bytes, made.held()) == (0, 0, set())
+        assert made.room(Q0) == (made.options.queue_count_max, 10_000)
+
+
+def test_in_order_each_try_gets_the_stored_body() -> None:
+    made = state(batch_size=3, orderly=True)
+    made.offer(Q0, messages(0, 3))
+    run = made.next_run(0.0)
+    assert run is not None
+    batch = list(run.messages)
+    run.messages.clear()
+    for one in batch:
+        one.body = b"unpacked"
+    made.settled(run, batch, [None, FAILED, None], 0.0)
+    made.ended(run, 0.0)
+    again = made.next_run(100.0)
+    assert again is not None
+    assert [(one.queue_offset, one.body) for one in again.messages] == [(1, b"x"), (2, b"x")]

@@ -43,6 +43,7 @@ from protomq._seldom import SaidSeldom
 from protomq._selectors import sharded_index
 from protomq._send_back import DELAY_MAX_S, error_text
 from protomq._send_core import SendCore
+from protomq._transit import NO_OFFSET, MessageOrigin
 from protomq._types import Body, MessageQueue
 from protomq.allocation import GroupMember
 from protomq.body_codecs import encode_body
@@ -57,7 +58,7 @@ from protomq.wire.record import (
     encode_front,
     encode_varint,
 )
-from protomq.wire.topics import retry_topic, why_no_topic
+from protomq.wire.topics import dead_letter_topic, retry_topic, why_no_topic
 
 from .fakes import FakeClock
 
@@ -72,7 +73,7 @@ DELAY_LEVELS_S: Final = (1, 5, *RETRY_DELAYS_S)
 
 
 class DeadLetter(NamedTuple):
-    """A message that became one: as its listener got it last, and why that failed."""
+    """A message that became one, as it stands among the dead letters of its group, and why its last delivery failed."""
 
     message: Message
     error: str
@@ -85,6 +86,8 @@ class _Waiting:
     due_ms: int
     number: int
     message: Message
+    is_kept: bool = False
+    """Hooks have said that the program gets it; they are asked when a consumer pulls it."""
 
 
 class FakeMember:
@@ -183,7 +186,8 @@ class FakeGroup:
         record = RecordTemplate(topic, 1, 0).encode(
             body, number, self.clock.now_ms(), key=key, tag=tag, front=front
         )
-        message = self._placed(record, MessageQueue(topic, BROKER_NAME, queue_id))
+        queue = MessageQueue(topic, BROKER_NAME, queue_id)
+        message = self._placed(record, queue) if not delay_s else self._delayed(Message.from_record(record, queue), delay_s)
         self._wait(message, delay_s)
         return message
 
@@ -236,12 +240,13 @@ class FakeGroup:
             member = self.members[0]
         self._check_member(member)
         again, member._uncommitted = member._uncommitted, []
-        self._waiting += again
+        self._put_back(again)
         had = {queue for queue in self._offsets if self._owner(queue) is member}
         self._suspended_until_ms = {queue: until_ms for queue, until_ms in self._suspended_until_ms.items() if queue not in had}
         for one in self._waiting:
             if one.message.queue in had:
                 one.message._tries = 0  # An orderly member counts them itself.
+                one.is_kept = False
         if len(self.members) > 1:
             self.members.remove(member)
             self._commit_what_moved()
@@ -316,8 +321,15 @@ class FakeGroup:
         try:
             yield
         except BaseException:
-            self._waiting += batch
+            self._put_back(batch)
             raise
+
+    def _put_back(self, batch: Sequence[_Waiting]) -> None:
+        """They come again, as they came at first."""
+        for one in batch:
+            one.message._forget_assigned()
+            one.is_kept = False
+        self._waiting += batch
 
     def _due_ms(self, one: _Waiting) -> int:
         """An orderly queue waits as a whole."""
@@ -369,13 +381,19 @@ class FakeGroup:
             if wanted is None or (wanted.tags and one.message.tag not in wanted.tags):
                 self._waiting.remove(one)
                 continue
+            if not one.is_kept:
+                if not owner.consumer._hooks.kept([one.message]):
+                    self._waiting.remove(one)
+                    continue
+                one.is_kept = True
             if batch and (topic != wanted.topic or len(batch) >= (wanted.listener.batch_size or 1)):
                 break
             if batch and owner.consumer.options.orderly and one.message.queue != batch[0].message.queue:
                 continue
             topic, member = wanted.topic, owner
-            self._waiting.remove(one)
             batch.append(one)
+        for one in batch:
+            self._waiting.remove(one)
         return None if member is None else (member, batch)
 
     def _begun(self, member: FakeMember, batch: Sequence[_Waiting]) -> tuple[Run, Worker, Callable[[], None]]:
@@ -431,30 +449,31 @@ class FakeGroup:
     def _give_back(self, message: Message, failure: Failure) -> None:
         attempt = message.attempt + 1
         count_max = RETRY_COUNT_MAX if self._retry_count_max is None else self._retry_count_max
+        group = self.members[0].consumer.group
         if failure.is_dead_letter or attempt > count_max:
-            self.dead_letters.append(DeadLetter(message, failure.error))
+            dead = self._copy(message, dead_letter_topic(group), self._transit(message, attempt, failure.error))
+            self.dead_letters.append(DeadLetter(dead, failure.error))
             return
         delay_s = self._retry_delays_s[min(attempt, len(self._retry_delays_s)) - 1]
         if "delay_ms" in failure.fields:
             delay_s = failure.fields["delay_ms"] / 1000
         elif "delay_level" in failure.fields:
             delay_s = self._delay_levels_s[min(failure.fields["delay_level"], len(self._delay_levels_s)) - 1]
-        self._wait(self._copy(message, attempt, failure.error), delay_s)
+        self._wait(self._copy(message, retry_topic(group), self._transit(message, attempt, failure.error)), delay_s)
 
-    def _copy(self, message: Message, attempt: int, error: str) -> Message:
-        """As the broker moves a message into the topic of retries."""
-        from protomq.v1.record_pb2 import Record, Transit
+    def _delayed(self, message: Message, delay_s: float) -> Message:
+        """As the broker moves it into its queue when it is due. It was in none before."""
+        origin = MessageOrigin(message.topic, message.queue.queue_id, None, self.clock.now_ms())
+        return self._copy(message, message.topic, _transit(origin, 0, ""), delay_s)
 
-        origin = message.origin
-        transit = Transit(
-            origin_topic=origin.topic if origin is not None else message.topic,
-            origin_queue_id=origin.queue_id if origin is not None else message.queue_id,
-            origin_queue_offset=(origin.queue_offset or 0) if origin is not None else message.queue_offset,
-            first_store_time_ms=origin.store_time_ms if origin is not None else message.store_time_ms,
-            attempt=attempt,
-            last_error=error_text(error),
-        ).SerializeToString()
-        topic = retry_topic(self.members[0].consumer.group)
+    def _transit(self, message: Message, attempt: int, error: str) -> bytes:
+        origin = message.origin or MessageOrigin(message.topic, message.queue_id, message.queue_offset, message.store_time_ms)
+        return _transit(origin, attempt, error_text(error))
+
+    def _copy(self, message: Message, topic: str, transit: bytes, delay_s: float = 0.0) -> Message:
+        """As the broker moves a message into another topic, or into its own after the delay."""
+        from protomq.v1.record_pb2 import Record
+
         before = Record.FromString(message.record)
         front = encode_front(before.keys, before.tag, before.properties, message.sharding_key)
         record = RecordTemplate(topic, message.producer_id, message.producer_epoch).encode(
@@ -463,21 +482,35 @@ class FakeGroup:
         )  # fmt: skip
         at = record.rindex(b"\x3a" + bytes([len(topic)]) + topic.encode())
         record = record[:at] + b"\x32" + encode_varint(len(transit)) + transit + record[at:]
-        return self._placed(record, MessageQueue(topic, BROKER_NAME, 0))
+        queue_id = message.queue.queue_id if topic == message.topic else 0
+        return self._placed(record, MessageQueue(topic, BROKER_NAME, queue_id), round(delay_s * 1000))
 
-    def _placed(self, record: bytes, queue: MessageQueue) -> Message:
+    def _placed(self, record: bytes, queue: MessageQueue, later_ms: int = 0) -> Message:
         """The message, with what a broker stamps when it stores it."""
         offset = next(self._offsets.setdefault(queue, itertools.count()))
         stamped = bytearray(record)
         size = len(stamped)
         struct.pack_into("<I", stamped, size + QUEUE_ID_AT, queue.queue_id)
         struct.pack_into("<Q", stamped, size + QUEUE_OFFSET_AT, offset)
-        struct.pack_into("<Q", stamped, size + STORE_TIME_MS_AT, self.clock.now_ms())
+        struct.pack_into("<Q", stamped, size + STORE_TIME_MS_AT, self.clock.now_ms() + later_ms)
         return Message.from_record(bytes(stamped), queue, offset)
 
     def _wait(self, message: Message, delay_s: float) -> None:
         due_ms = self.clock.monotonic_ms() + round(delay_s * 1000)
         self._waiting.append(_Waiting(due_ms, next(self._sequence), message))
+
+
+def _transit(origin: MessageOrigin, attempt: int, error: str) -> bytes:
+    from protomq.v1.record_pb2 import Transit
+
+    return Transit(
+        origin_topic=origin.topic,
+        origin_queue_id=origin.queue_id,
+        origin_queue_offset=NO_OFFSET if origin.queue_offset is None else origin.queue_offset,
+        first_store_time_ms=origin.store_time_ms,
+        attempt=attempt,
+        last_error=error,
+    ).SerializeToString()
 
 
 def _check_consumer(consumer: object) -> None:

@@ -1,0 +1,80 @@
+"""A listener that forks, and whose child comes back to the consumer: the child ends there, and consumes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, sys
+from protomq import AsyncPushConsumer, Message, PushConsumer
+from protomq.hooks import Hook
+from protomq.testing import FakeGroup
+
+kind, way = sys.argv[1:]
+parent = os.getpid()
+
+
+def say(text):
+    os.write(1, ("" if os.getpid() == parent else "child ").encode() + text.encode() + b"\\n")
+
+
+class Says(Hook):
+    def after_consume(self, context):
+        say(f"hook {len(context.messages)}")
+
+
+def leave():
+    print("not flushed yet")
+    if way == "raise":
+        raise ValueError("of the child")
+    if way == "text":
+        sys.exit("what went wrong")
+    return sys.exit(int(way)) if way.isdigit() else way == "false" and False
+
+
+def listen(given):
+    message = given[0] if isinstance(given, list) else given
+    say(message.body.decode())
+    if message.body == b"0":
+        child = os.fork()
+        if not child:
+            return leave()
+        say(f"code {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+
+
+async def listen_async(given):
+    return listen(given)
+
+
+make = AsyncPushConsumer if "async" in kind else PushConsumer
+consumer = make("g", orderly="orderly" in kind, hooks=[Says()] if "hooks" in kind else ())
+consumer.subscribe("t", listen_async if "coroutine" in kind else listen, batch_size=2 if "batch" in kind else None)
+group = FakeGroup(consumer)
+for number in range(3):
+    group.send("t", b"%d" % number, queue_id=number)
+group.deliver()
+say("end")
+"""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["sync", "sync coroutine", "async", "async coroutine", "sync orderly", "sync batch orderly", "sync hooks", "async coroutine hooks"],
+)
+@pytest.mark.parametrize(("way", "code", "said"), [
+    ("return", 0, ""),
+    ("false", 0, ""),
+    ("raise", 1, "ValueError: of the child"),
+    ("0", 0, ""),
+    ("7", 7, ""),
+    ("text", 1, "what went wrong"),
+])  # fmt: skip
+def test_a_child_ends_where_it_comes_back(kind: str, way: str, code: int, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, kind, way], capture_output=True, text=True, timeout=60, check=False)
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("hook")]
+    assert lines == ["0", "not flushed yet", f"code {code}", "1", "2", "end"]
+    assert said in done.stderr
+    assert done.returncode == 0
