@@ -39,8 +39,9 @@ def status(
     A broker of role AWAY does not answer, and others know of it: one that
     etcd elects. One of role REFUSED may not register at a name server, so
     nobody asks it; `problem` says why. Of a master `in_sync` counts copies,
-    its own among them, out of those that a send waits for; `lag_bytes` is
-    that of its slowest slave. Of a slave, `problem` says why it does not
+    its own among them, out of those that a send waits for. Its `lag_bytes`
+    is that of its slowest slave, also of one that is AWAY and in the in-sync
+    set still. Of a slave, `problem` says why it does not
     follow its master now. Of a master it says why it takes no sends, such
     as a full disk. Where the master is elected, `problem` also says what is
     wrong with that.
@@ -150,6 +151,8 @@ def _row(state: HaStatus, *, as_table: bool) -> dict[str, Any]:
             "in_sync": list(state.leadership.in_sync),
             "problems": list(state.leadership.problems),
             "broker_id": state.leadership.broker_id,
+            "late": list(state.leadership.late),
+            "etcd_problem": state.leadership.etcd_problem,
             "known": [
                 {"member": each.member, "broker_id": each.broker_id, "address": each.address} for each in state.leadership.known
             ],

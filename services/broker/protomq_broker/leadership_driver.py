@@ -72,12 +72,14 @@ class Standing(NamedTuple):
         confirmed_position: all of them have the log up to this position, and sends below it may be acknowledged.
         takes_sends: whether sends may be appended.
         alone: whether the master waits for no other member.
+        late: number of members of the set that do not follow the master now, or do not keep up.
     """
 
     copies: int
     confirmed_position: int
     takes_sends: bool
     alone: bool
+    late: int = 0
 
 
 NO_STANDING: Final = Standing(1, 0, False, False)
@@ -96,6 +98,10 @@ class LeadershipView(NamedTuple):
     """While it follows."""
     known: tuple[tuple[str, MemberName], ...] = ()
     """Members that are in the in-sync set or were, and the brokers that they are of."""
+    late: tuple[str, ...] = ()
+    """Of a master: members of the set that do not follow it now, or do not keep up."""
+    etcd_problem: str = ""
+    """Why nobody can take over, join or leave the set."""
 
 
 class OrderRefusedError(Exception):
@@ -375,6 +381,7 @@ class LeadershipDriver:
             self._confirmed_position,
             machine.takes_sends,
             alone=not in_sync.others,
+            late=len(machine.late),
         )
 
     # An operator.
@@ -406,6 +413,8 @@ class LeadershipDriver:
                 tuple(problems),
                 self._broker_id,
                 tuple(sorted(known.names.items())) if known is not None else (),
+                tuple(sorted(machine.late)),
+                machine.etcd_problem(now_ms),
             )
 
     def order(self, kind: str, target: str) -> str:

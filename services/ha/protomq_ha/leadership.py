@@ -256,14 +256,24 @@ class Leadership:
         until_ms = self.in_sync.vouched_until(self.settings.trusted_ms, self._reports)
         return until_ms is None or now_ms < until_ms
 
-    def problems(self, now_ms: int) -> list[str]:
-        """Returns problems that an operator should know."""
-        found = []
+    @property
+    def late(self) -> frozenset[str]:
+        """Of a master: members of its set that do not follow it now, or do not keep up. While etcd is away, they stay in the set."""
+        in_sync = self.in_sync
+        if in_sync is None or self.role not in (Role.LEADING, Role.HANDING_OVER):
+            return frozenset()
+        return in_sync.members - {in_sync.own} - self._live_members(in_sync).keys()
+
+    def etcd_problem(self, now_ms: int) -> str:
+        """Why nobody can take over, join or leave the set now; "" if all of that can be."""
         silent_ms = now_ms - self._answered_ms
         if silent_ms > self.settings.lease_ttl_ms:
-            found.append(
-                f"etcd has not answered for {silent_ms // 1000} s: all goes on as it is, and nobody can take over"
-            )
+            return f"etcd has not answered for {silent_ms // 1000} s: all goes on as it is, and nobody can take over"
+        return ""
+
+    def problems(self, now_ms: int) -> list[str]:
+        """Returns problems that an operator should know."""
+        found = list(filter(None, [self.etcd_problem(now_ms)]))
         if self._inability:
             found.append(f"this member could not lead when it was elected, and does not run until it can: {self._inability}")
         if self.is_damaged:

@@ -17,6 +17,7 @@ from protomq import (
     LeadershipStatus,
     Permission,
     RefusedBroker,
+    ReplicaStatus,
 )
 from protomq.errors import BrokerNotFoundError
 from protomq_cli import replication
@@ -55,6 +56,15 @@ def test_a_master_with_a_problem_still_shows_its_copies(problem: str) -> None:
 def test_a_slave_counts_no_copies(problem: str) -> None:
     row = _row(state(BrokerRole.SLAVE, problem=problem, master_address="m:1"), as_table=True)
     assert (row["in_sync"], row["problem"]) == ("", problem)
+
+
+def test_a_master_lags_by_what_a_member_of_its_set_lacks_that_follows_nobody() -> None:
+    leads = LeadershipStatus("m1", "LEADING", 3, "m1", ("m1", "m2"), (), 1)
+    master = replace(state(BrokerRole.SYNC_MASTER), confirmed_position=70, leadership=leads)
+    assert master.lag_bytes == 0
+    assert replace(master, leadership=replace(leads, late=("m2",))).lag_bytes == 30
+    behind = ReplicaStatus(3, "h:1", False, 60, 60, 40, 5)
+    assert replace(master, replicas=(behind,), leadership=replace(leads, late=("m2",))).lag_bytes == 40
 
 
 class FakeAdmin:
