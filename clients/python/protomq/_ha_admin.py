@@ -96,8 +96,8 @@ class HaStatus:
 
     Of a master: `replicas`, `in_sync_count` (copies that keep up now, its own among them). Under SYNC_MASTER also how many a send waits for
     and needs at least. Of a slave: `master_address`, where the master's log ended when it last answered, and how long ago that was
-    (None: it never has). `problem` says why a slave does not follow now, or why a master takes no sends; "" if it does. `leadership`: None where roles are
-    fixed. `away`: members of this name that this broker knows of, and that have no status of their own: they do not answer.
+    (None: it never has). `problem` says why a slave does not follow now, or why a master takes no sends; "" if it does. `leadership`: None
+    where roles are fixed. `away`: members of this name that this broker knows of, and that have no status of their own: they do not answer.
     """
 
     broker_name: str
