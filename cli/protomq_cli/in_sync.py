@@ -37,7 +37,7 @@ def wait_in_sync(
     Between the restarts of a rolling upgrade, and after a replica was
     replaced: then the next one may be stopped. Where etcd elects the
     master, no member of the in-sync set may be away or late, and etcd has
-    to answer: else sends would wait, or nobody could take over.
+    to take writes. Else sends would wait, or nobody could take over.
     """
     from protomq.errors import PartialResultError, ProtomqError
 

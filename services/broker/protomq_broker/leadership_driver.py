@@ -40,6 +40,7 @@ from protomq_ha.leadership_values import (
     Effect,
     Follow,
     ReadCluster,
+    Refused,
     Result,
     Role,
     Settings,
@@ -432,7 +433,7 @@ class LeadershipDriver:
     def _change_order(self, change: Callable[[ClusterView], Transaction | None], request_id: str = "") -> str:
         view = self._etcd.ask(ReadCluster())
         if not isinstance(view, ClusterView):
-            raise OrderRefusedError("etcd does not answer: nobody can take over, and no order can be left")
+            raise OrderRefusedError(f"{_outage(view)}: nobody can take over, and no order can be left")
         try:
             transaction = change(view)
         except OrderStandsError as error:
@@ -441,7 +442,8 @@ class LeadershipDriver:
             return withdrawn_by(view, request_id) or ""
         done = self._etcd.ask(transaction)
         if not isinstance(done, Committed):
-            raise OrderUncertainError("etcd has not said whether it has the order: look at the status")
+            why = f"{_outage(done)}, and" if isinstance(done, Refused) else "etcd"
+            raise OrderUncertainError(f"{why} has not said whether it has the order: look at the status")
         if not done.is_made:
             # An earlier try of the same request may have been faster.
             now = self._etcd.ask(ReadCluster()) if request_id else None
@@ -456,7 +458,7 @@ class LeadershipDriver:
         """
         view = self._etcd.ask(ReadCluster())
         if not isinstance(view, ClusterView):
-            raise OrderRefusedError("etcd does not answer: nobody is forgotten")
+            raise OrderRefusedError(f"{_outage(view)}: nobody is forgotten")
         forgotten = view.named_in_vain(broker_id)
         if not forgotten:
             known = {name.broker_id for name in view.names.values()}
@@ -466,7 +468,8 @@ class LeadershipDriver:
         keys = tuple(f"{prefix}{member}" for member in sorted(forgotten) for prefix in (NAME_PREFIX, START_PREFIX))
         done = self._etcd.ask(Transaction((Compare(IN_SYNC, view.key_revision(IN_SYNC)),), (), keys))
         if not isinstance(done, Committed) or not done.is_made:
-            raise OrderRefusedError("etcd has not said that it is forgotten: ask again")
+            why = f"{_outage(done)}, and" if isinstance(done, Refused) else "etcd"
+            raise OrderRefusedError(f"{why} has not said that it is forgotten: ask again")
 
     # The thread, and etcd.
 
@@ -518,3 +521,7 @@ class LeadershipDriver:
         with self._lock:
             self._pass_on(self._begun.answered(ask.number, result, self.now_ms()))
         self._tell_standing()
+
+
+def _outage(result: Result) -> str:
+    return f"etcd refuses requests ({result.why})" if isinstance(result, Refused) else "etcd does not answer"

@@ -282,6 +282,19 @@ def test_an_order_stands_in_etcd_until_somebody_takes_it(etcd: FakeEtcd) -> None
     assert type(refused.value) is OrderRefusedError, "it is certain that nothing was left"
 
 
+def test_an_order_that_etcd_refuses_is_told_with_its_reason(etcd: FakeEtcd) -> None:
+    driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
+    etcd.model.refusal = "no space"
+    with pytest.raises(OrderUncertainError, match=r"etcd refuses requests \(no space\)"):
+        driver.order(SWITCH, "2")
+    etcd.model.refuses_reads = True
+    with pytest.raises(OrderRefusedError, match=r"etcd refuses requests \(no space\)") as refused:
+        driver.order(SWITCH, "2")
+    assert type(refused.value) is OrderRefusedError, "it is certain that nothing was left"
+    with pytest.raises(OrderRefusedError, match=r"etcd refuses requests \(no space\): nobody is forgotten"):
+        driver.forget(2)
+
+
 def test_an_order_that_waits_is_told_with_its_broker_and_what_it_waits_for(etcd: FakeEtcd) -> None:
     driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
     driver.order(PROMOTE_UNCLEAN, "x2")

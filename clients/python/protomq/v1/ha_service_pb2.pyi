@@ -534,7 +534,7 @@ class Leadership(_message.Message):
     broker_id: _builtins.int
     """The broker's id while it follows; while it leads its id is 0."""
     etcd_problem: _builtins.str
-    """Why nobody can take over, join or leave the set now: etcd is away; "" if it is not."""
+    """Why nobody can take over, join or leave the set now: etcd is away, or refuses writes; "" if neither."""
     @_builtins.property
     def in_sync(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Members that have all that was acknowledged: one of them leads next."""
