@@ -19,7 +19,7 @@ from protomq import (
     RefusedBroker,
     ReplicaStatus,
 )
-from protomq.errors import BrokerNotFoundError
+from protomq.errors import BrokerNotFoundError, UnsupportedError
 from protomq_cli import replication
 from protomq_cli.replication import _row
 from tests.support.cli import run
@@ -142,3 +142,16 @@ def test_a_broker_that_was_removed_is_forgotten(admin: FakeAdmin) -> None:
 def test_one_that_runs_or_is_in_the_set_or_unknown_is_not_forgotten(admin: FakeAdmin, broker_id: str, code: int, said: str) -> None:
     assert said in run("ha", "forget", "b", "--id", broker_id, code=code).stderr
     assert not admin.forgotten
+
+
+def test_where_roles_are_fixed_there_is_nobody_to_forget(admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget_member(broker: str, broker_id: int) -> None:
+        raise UnsupportedError("b elects nobody", metadata={"field": "broker_name"})
+
+    admin.states = [state(BrokerRole.SYNC_MASTER)]
+    monkeypatch.setattr(admin, "forget_member", forget_member)
+    assert "b has fixed roles (broker_role)" in run("ha", "forget", "b", "--id", "3", code=6).stderr
+
+
+def test_an_id_that_no_broker_can_have_is_wrong_usage(admin: FakeAdmin) -> None:
+    assert "2147483647" in run("ha", "forget", "b", "--id", str(1 << 63), code=2).stderr
