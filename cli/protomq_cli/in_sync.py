@@ -16,7 +16,7 @@ from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout
 from protomq_cli.output import OutputFormat, print_rows
 
 if TYPE_CHECKING:
-    from protomq import HaStatus
+    from protomq import HaStatus, LeadershipStatus
 
 LOOK_INTERVAL_S: Final = 0.2
 _COLUMNS: Final = ("broker", "in_sync", "lag_bytes")
@@ -35,7 +35,9 @@ def wait_in_sync(
     """Wait until a master leads and so many copies are in sync.
 
     Between the restarts of a rolling upgrade, and after a replica was
-    replaced: then the next one may be stopped.
+    replaced: then the next one may be stopped. Where etcd elects the
+    master, no member of the in-sync set may be away or late, and etcd has
+    to take writes. Else sends would wait, or nobody could take over.
     """
     from protomq.errors import PartialResultError, ProtomqError
 
@@ -67,7 +69,16 @@ def judged(states: Iterable[HaStatus], copies: int) -> tuple[HaStatus | None, st
     master = masters[0]
     if master.in_sync_count < copies:
         return master, f"{master.in_sync_count} of {copies} copies in sync"
-    return master, ""
+    return master, _left_in(master.leadership) if master.leadership is not None else ""
+
+
+def _left_in(leadership: LeadershipStatus) -> str:
+    """Why nobody may be stopped, however many are in sync: sends wait for one that is late, or nobody can take over."""
+    if leadership.etcd_problem:
+        return leadership.etcd_problem
+    known = {each.member: f"broker_id {each.broker_id} at {each.address}" for each in leadership.known}
+    late = ", ".join(known.get(each, f"store {each}") for each in leadership.late)
+    return late and f"{late} is in the in-sync set, and does not keep up: sends wait for it"
 
 
 def wait_until(

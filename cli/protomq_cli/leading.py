@@ -121,21 +121,31 @@ def cancel(
     A switch that is under way ends, and the master takes sends again. Shown
     is the order, or nothing if none stood.
     """
+    from protomq.errors import UnsupportedError
+
     with open_admin(namesrv, timeout) as admin:
-        order = admin.withdraw_order(broker)
+        try:
+            order = admin.withdraw_order(broker)
+        except UnsupportedError as error:
+            raise fixed_roles(broker) from error
     print_rows([{"broker": broker, "order": order}], ("broker", "order"), output)
+
+
+def fixed_roles(broker: str) -> CliError:
+    """Nobody is elected there."""
+    return CliError(
+        ExitCode.REFUSED,
+        "ROLES_ARE_FIXED",
+        f"{broker} has fixed roles (broker_role): nobody elects its master; change the roles in the files of both and restart them, or"
+        " configure etcd.endpoints",
+    )
 
 
 def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None:
     """Who leads now, if anybody does. Raises CliError if nobody is elected there, or no broker that answers has the id that is to lead."""
     states, failures = _states_and_failures(admin, broker)
     if not any(each.leadership for each in states):
-        raise CliError(
-            ExitCode.REFUSED,
-            "ROLES_ARE_FIXED",
-            f"{broker} has fixed roles (broker_role): nobody elects its master; change the roles in the files of both and restart them, or"
-            " configure etcd.endpoints",
-        )
+        raise fixed_roles(broker)
     leader = _leader(states)
     if to is None or to in {each.broker_id for each in states} or (leader is not None and _is_id_of(leader, to)):
         return leader

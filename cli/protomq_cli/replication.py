@@ -9,6 +9,7 @@ import typer
 
 from protomq_cli.connection import open_admin
 from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.leading import fixed_roles
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout
 from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
@@ -20,6 +21,8 @@ _COLUMNS = (
     "broker", "broker_id", "role", "epoch", "end_position", "confirmed_position", "in_sync", "lag_bytes", "problem",
 )  # fmt: skip
 _EXPENDABLE = ("epoch", "confirmed_position")
+BROKER_ID_MAX: Final = (1 << 31) - 1
+"""As brokers take it in their configuration."""
 AWAY: Final = "AWAY"
 REFUSED: Final = "REFUSED"
 """In the place of the role: of an elected broker that does not answer, and of one that a name server refuses."""
@@ -39,8 +42,9 @@ def status(
     A broker of role AWAY does not answer, and others know of it: one that
     etcd elects. One of role REFUSED may not register at a name server, so
     nobody asks it; `problem` says why. Of a master `in_sync` counts copies,
-    its own among them, out of those that a send waits for; `lag_bytes` is
-    that of its slowest slave. Of a slave, `problem` says why it does not
+    its own among them, out of those that a send waits for. Its `lag_bytes`
+    is that of its slowest slave, also of one that is AWAY and in the in-sync
+    set still. Of a slave, `problem` says why it does not
     follow its master now. Of a master it says why it takes no sends, such
     as a full disk. Where the master is elected, `problem` also says what is
     wrong with that.
@@ -59,7 +63,7 @@ def status(
 
 def forget(
     broker: Annotated[str, typer.Argument(metavar="BROKER", show_default=False, help="Name of the broker.")],
-    broker_id: Annotated[int, typer.Option("--id", metavar="ID", help="broker_id of the one that was removed.")],
+    broker_id: Annotated[int, typer.Option("--id", min=0, max=BROKER_ID_MAX, metavar="ID", help="broker_id of the one that was removed.")],
     namesrv: Namesrv = None,
     output: Output = OutputFormat.TABLE,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -69,7 +73,7 @@ def forget(
     Until then `ha status` lists it as AWAY. What it stores stays. One that
     runs is refused, and one that is in the in-sync set.
     """
-    from protomq.errors import BrokerNotFoundError
+    from protomq.errors import BrokerNotFoundError, UnsupportedError
 
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
@@ -83,6 +87,8 @@ def forget(
                 text = f"{error}: it may have what nobody else has. Start it, or have another one lead"
                 raise CliError(ExitCode.REFUSED, "STILL_NEEDED", text) from error
             raise
+        except UnsupportedError as error:
+            raise fixed_roles(broker) from error
     print_rows([{"broker": broker, "broker_id": broker_id, "forgotten": True}], ("broker", "broker_id", "forgotten"), output)
 
 
@@ -150,6 +156,8 @@ def _row(state: HaStatus, *, as_table: bool) -> dict[str, Any]:
             "in_sync": list(state.leadership.in_sync),
             "problems": list(state.leadership.problems),
             "broker_id": state.leadership.broker_id,
+            "late": list(state.leadership.late),
+            "etcd_problem": state.leadership.etcd_problem,
             "known": [
                 {"member": each.member, "broker_id": each.broker_id, "address": each.address} for each in state.leadership.known
             ],

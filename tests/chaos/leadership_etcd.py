@@ -12,6 +12,7 @@ from protomq_ha.leadership_values import (
     GrantLease,
     Lease,
     ReadCluster,
+    Refused,
     RenewLease,
     Request,
     Result,
@@ -30,11 +31,15 @@ class SimLease:
 
 
 class SimEtcd:
-    """Attributes: is_up; view: all keys as they are."""
+    """Attributes: is_up; view: all keys as they are; refusal: why it refuses all that it would have to store, such as that it is full;
+    refuses_reads: so it does all but renewals, as without a password.
+    """
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
         self.is_up = True
+        self.refusal = ""
+        self.refuses_reads = False
         self.revision = 1
         self.rows: dict[str, Row] = {}
         self.leases: dict[int, SimLease] = {}
@@ -82,6 +87,9 @@ class SimEtcd:
 
     def do(self, request: Request, now_ms: float) -> Result:
         """What etcd answers."""
+        is_stored = isinstance(request, GrantLease) or (isinstance(request, Transaction) and bool(request.puts))
+        if self.refusal and not isinstance(request, RenewLease) and (is_stored or self.refuses_reads):
+            return Refused(self.refusal)
         if isinstance(request, ReadCluster):
             return self.view
         if isinstance(request, GrantLease):

@@ -810,7 +810,8 @@ def test_small_mistakes_have_the_exit_codes_of_the_page(cli: Cli, tmp_path: Path
     assert "host:port" in run("health", "nowhere", code=2).stderr
     assert "is no backup" in run("restore", str(tmp_path), str(tmp_path / "new"), code=4).stderr
     broker = jsonl(cli("cluster", "list", "-o", "jsonl"))[0]["broker"]
-    assert f"{broker} has fixed roles" in cli("ha", "switch", broker, code=6).stderr
+    for command in (["switch", broker], ["cancel", broker], ["forget", broker, "--id", "3"]):
+        assert f"{broker} has fixed roles" in cli("ha", *command, code=6).stderr
 
 
 def test_tags_are_filtered_by_pull_and_consume(cli: Cli, protomq_topic: str) -> None:

@@ -29,6 +29,8 @@ class FakeEtcd:
         if not self.is_up:
             raise httpx.ConnectError("refused", request=request)
         body = json.loads(request.content)
+        if self.model.refusal and (self.model.refuses_reads or request.url.path in ("/v3/kv/txn", "/v3/lease/grant")):
+            return httpx.Response(429, json={"error": self.model.refusal, "code": 8})
         if request.url.path == "/v3/kv/range":
             view = self.model.do(ReadCluster(), 0)
             assert isinstance(view, ClusterView)

@@ -73,7 +73,9 @@ class LeadershipStatus:
     `member`: its own store there. `state`: FOLLOWING, STOPPING, RUNNING, OPENING, LEADING or HANDING_OVER. `epoch`: of the last election.
     `master`: the member that leads, "" if none does. `in_sync`: members of which one leads next. `problems`: what an operator should know.
     `broker_id`: its id while it follows; 0 from a broker of an earlier version. `known`: members that are in the in-sync set, or were, and
-    were neither forgotten nor replaced by another store.
+    were neither forgotten nor replaced by another store. `late`: of a master, members of the in-sync set that do not follow it now, or do
+    not keep up; sends wait for them. `etcd_problem`: why nobody can take over, join or leave the set now, "" if that can be. Both are
+    empty from a broker of an earlier version.
     """
 
     member: str
@@ -84,16 +86,18 @@ class LeadershipStatus:
     problems: tuple[str, ...]
     broker_id: int = 0
     known: tuple[KnownMember, ...] = ()
+    late: tuple[str, ...] = ()
+    etcd_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HaStatus:
     """How replication stands at one broker.
 
-    Of a master: `replicas`, `in_sync_count` (copies, its own among them), and under SYNC_MASTER how many a send waits for and needs at
-    least. Of a slave: `master_address`, where the master's log ended when it last answered, and how long ago that was (None: it never
-    has). `problem` says why a slave does not follow now, or why a master takes no sends; "" if it does. `leadership`: None where roles are
-    fixed. `away`: members of this name that this broker knows of, and that have no status of their own: they do not answer.
+    Of a master: `replicas`, `in_sync_count` (copies that keep up now, its own among them). Under SYNC_MASTER also how many a send waits for
+    and needs at least. Of a slave: `master_address`, where the master's log ended when it last answered, and how long ago that was
+    (None: it never has). `problem` says why a slave does not follow now, or why a master takes no sends; "" if it does. `leadership`: None
+    where roles are fixed. `away`: members of this name that this broker knows of, and that have no status of their own: they do not answer.
     """
 
     broker_name: str
@@ -117,10 +121,16 @@ class HaStatus:
 
     @property
     def lag_bytes(self) -> int:
-        """Of a slave: what it has not of the master's log; of a master: what its slowest slave has not."""
+        """Of a slave: what it has not of the master's log. Of a master: what its slowest slave has not. One that is away, and in the
+        in-sync set still, counts.
+        """
         if self.role is BrokerRole.SLAVE:
             return max(self.master_end_position - self.end_position, 0)
-        return max((replica.lag_bytes for replica in self.replicas), default=0)
+        lag_bytes = max((replica.lag_bytes for replica in self.replicas), default=0)
+        if self.leadership is not None and self.leadership.late:
+            # Who follows nobody is no replica. It has what is confirmed, as all members of the set.
+            lag_bytes = max(lag_bytes, self.end_position - self.confirmed_position)
+        return lag_bytes
 
 
 def ha_status(
@@ -281,6 +291,8 @@ def _leadership(answer: Any) -> LeadershipStatus | None:
         tuple(found.problems),
         found.broker_id,
         tuple(KnownMember(each.member, each.broker_id, each.address) for each in found.known),
+        tuple(found.late),
+        found.etcd_problem,
     )
 
 

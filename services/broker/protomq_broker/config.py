@@ -27,6 +27,8 @@ from .store.timer.delay_levels import ROCKETMQ_LEVELS, parse_levels
 
 THREADS_MAX: Final = 64
 DEPTH_MAX: Final = 10_000_000
+BROKER_ID_MAX: Final = (1 << 31) - 1
+"""Answers to pulls name a slave by its id, in 32 bits."""
 INVISIBLE_MAX_MS: Final = 30 * 24 * 3_600_000
 _OF_WINDOWS: Final = re.compile(r"\\|^[A-Za-z]:/")
 """A receipt cannot hold a longer time than some 49 days."""
@@ -264,6 +266,8 @@ class BrokerConfig:
 
     def _check_role(self) -> None:
         role = BrokerRole.named(self.broker_role)
+        if self.broker_id > BROKER_ID_MAX:
+            raise ValueError(f"broker_id is {self.broker_id}; it must be 0 to {BROKER_ID_MAX}")
         if self.etcd.endpoints:
             self._check_elected(role)
         elif self.broker_id < 0 or (self.broker_id > 0) != (role is BrokerRole.SLAVE):

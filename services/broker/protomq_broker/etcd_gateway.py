@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 import httpx
 
 from protomq_ha.cluster_state import Transaction
-from protomq_ha.etcd_json import path_and_body, result_of
-from protomq_ha.leadership_values import Request, Result
+from protomq_ha.etcd_json import path_and_body, refusal_of, result_of
+from protomq_ha.leadership_values import Refused, Request, Result
 
 log = logging.getLogger("protomq.broker")
 # httpx logs every request at INFO.
@@ -26,11 +26,15 @@ ANSWER_TIMEOUT_S: Final = 1.0
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
+class _RefusedError(Exception):
+    """Etcd answers that it does not do it."""
+
+
 class EtcdGateway(Protocol):
     """What leadership needs of etcd."""
 
     def ask(self, request: Request) -> Result:
-        """Returns the answer; None if there is none or it cannot be read. Any thread. May take one second for each endpoint."""
+        """Returns the answer; None if there is none, or it cannot be read. Any thread. May take one second for each endpoint."""
         ...
 
     def close(self) -> None:
@@ -52,6 +56,8 @@ class HttpEtcd:
         self._prefix = prefix
         self._first = 0
         self.problem = ""
+        self._refusals: set[str] = set()
+        """Why it has refused something since it took a write last."""
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         # Ignores the environment's proxy: etcd stands beside the broker.
         self._client = httpx.Client(timeout=timeout, transport=transport, trust_env=False)
@@ -59,12 +65,17 @@ class HttpEtcd:
     def ask(self, request: Request) -> Result:
         """See EtcdGateway."""
         path, body = path_and_body(request, self._prefix)
-        first, problems = self._first, []
+        first, problems, refusal = self._first, [], ""
         for turn in range(len(self._endpoints)):
             index = (first + turn) % len(self._endpoints)
             endpoint = self._endpoints[index]
             try:
                 result = result_of(request, self._prefix, self._post(f"{endpoint}{path}", body))
+            except _RefusedError as error:
+                refusal = str(error)
+                if isinstance(request, Transaction):
+                    break
+                continue
             except (httpx.HTTPError, ValueError) as error:
                 problems.append(f"{endpoint}: {str(error) or type(error).__name__}")
                 if isinstance(request, Transaction) and not isinstance(error, _NOT_SENT):
@@ -73,7 +84,14 @@ class HttpEtcd:
                 continue
             self._first = index
             self._complain("")
+            if isinstance(request, Transaction) and request.puts and self._refusals:
+                self._refusals.clear()
+                log.warning("etcd takes writes again")
             return result
+        if refusal:
+            self._complain("")
+            self._note_refusal(refusal)
+            return Refused(refusal)
         self._complain("; ".join(problems))
         return None
 
@@ -83,6 +101,8 @@ class HttpEtcd:
 
     def _post(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
         response = self._client.post(url, json=body)
+        if refusal := refusal_of(response.content):
+            raise _RefusedError(refusal)
         if response.is_error:
             raise ValueError(f"HTTP {response.status_code} {response.text[:200]}")
         answer = response.json()
@@ -97,3 +117,9 @@ class HttpEtcd:
             log.warning("etcd does not answer: %s", problem)
         elif before and not problem:
             log.warning("etcd answers again")
+
+    def _note_refusal(self, refusal: str) -> None:
+        """Logs each reason once, until etcd takes a write. Renewals and looks may be answered all the time."""
+        if refusal not in self._refusals:
+            self._refusals.add(refusal)
+            log.warning("etcd refuses requests: %s. Nobody can take over until it takes a write", refusal)

@@ -304,7 +304,7 @@ class HaService:
                 response.master_silence_ms = now_ms - master.heard_ms
             return response
         response.problem = "; ".join(filter(None, [self.name_problem(), self._store.write_refusal, self._shortage()]))
-        response.in_sync_count = self.verdict.in_sync_count
+        response.in_sync_count = self.in_sync_count
         if self._role is BrokerRole.SYNC_MASTER:
             response.in_sync_replicas = self._config.in_sync_replicas
             response.min_in_sync_replicas = self._config.min_in_sync_replicas
@@ -321,6 +321,11 @@ class HaService:
             for each in self._table.views(positions.appended, now_ms)
         )
         return response
+
+    @property
+    def in_sync_count(self) -> int:
+        """Copies that are in sync and keep up now, the master's own among them. Sends also wait for members of the set that are late."""
+        return self.verdict.in_sync_count - self.standing.late
 
     def _shortage(self) -> str:
         """Says why sends are refused, if too few copies are in sync."""

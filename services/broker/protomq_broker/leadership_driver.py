@@ -40,6 +40,7 @@ from protomq_ha.leadership_values import (
     Effect,
     Follow,
     ReadCluster,
+    Refused,
     Result,
     Role,
     Settings,
@@ -72,12 +73,14 @@ class Standing(NamedTuple):
         confirmed_position: all of them have the log up to this position, and sends below it may be acknowledged.
         takes_sends: whether sends may be appended.
         alone: whether the master waits for no other member.
+        late: number of members of the set that do not follow the master now, or do not keep up.
     """
 
     copies: int
     confirmed_position: int
     takes_sends: bool
     alone: bool
+    late: int = 0
 
 
 NO_STANDING: Final = Standing(1, 0, False, False)
@@ -96,6 +99,10 @@ class LeadershipView(NamedTuple):
     """While it follows."""
     known: tuple[tuple[str, MemberName], ...] = ()
     """Members that are in the in-sync set or were, and the brokers that they are of."""
+    late: tuple[str, ...] = ()
+    """Of a master: members of the set that do not follow it now, or do not keep up."""
+    etcd_problem: str = ""
+    """Why nobody can take over, join or leave the set."""
 
 
 class OrderRefusedError(Exception):
@@ -375,6 +382,7 @@ class LeadershipDriver:
             self._confirmed_position,
             machine.takes_sends,
             alone=not in_sync.others,
+            late=len(machine.late),
         )
 
     # An operator.
@@ -406,6 +414,8 @@ class LeadershipDriver:
                 tuple(problems),
                 self._broker_id,
                 tuple(sorted(known.names.items())) if known is not None else (),
+                tuple(sorted(machine.late)),
+                machine.etcd_problem(now_ms),
             )
 
     def order(self, kind: str, target: str) -> str:
@@ -423,7 +433,7 @@ class LeadershipDriver:
     def _change_order(self, change: Callable[[ClusterView], Transaction | None], request_id: str = "") -> str:
         view = self._etcd.ask(ReadCluster())
         if not isinstance(view, ClusterView):
-            raise OrderRefusedError("etcd does not answer: nobody can take over, and no order can be left")
+            raise OrderRefusedError(f"{_outage(view)}: nobody can take over, and no order can be left")
         try:
             transaction = change(view)
         except OrderStandsError as error:
@@ -432,7 +442,8 @@ class LeadershipDriver:
             return withdrawn_by(view, request_id) or ""
         done = self._etcd.ask(transaction)
         if not isinstance(done, Committed):
-            raise OrderUncertainError("etcd has not said whether it has the order: look at the status")
+            why = f"{_outage(done)}, and" if isinstance(done, Refused) else "etcd"
+            raise OrderUncertainError(f"{why} has not said whether it has the order: look at the status")
         if not done.is_made:
             # An earlier try of the same request may have been faster.
             now = self._etcd.ask(ReadCluster()) if request_id else None
@@ -447,7 +458,7 @@ class LeadershipDriver:
         """
         view = self._etcd.ask(ReadCluster())
         if not isinstance(view, ClusterView):
-            raise OrderRefusedError("etcd does not answer: nobody is forgotten")
+            raise OrderRefusedError(f"{_outage(view)}: nobody is forgotten")
         forgotten = view.named_in_vain(broker_id)
         if not forgotten:
             known = {name.broker_id for name in view.names.values()}
@@ -457,7 +468,8 @@ class LeadershipDriver:
         keys = tuple(f"{prefix}{member}" for member in sorted(forgotten) for prefix in (NAME_PREFIX, START_PREFIX))
         done = self._etcd.ask(Transaction((Compare(IN_SYNC, view.key_revision(IN_SYNC)),), (), keys))
         if not isinstance(done, Committed) or not done.is_made:
-            raise OrderRefusedError("etcd has not said that it is forgotten: ask again")
+            why = f"{_outage(done)}, and" if isinstance(done, Refused) else "etcd"
+            raise OrderRefusedError(f"{why} has not said that it is forgotten: ask again")
 
     # The thread, and etcd.
 
@@ -509,3 +521,7 @@ class LeadershipDriver:
         with self._lock:
             self._pass_on(self._begun.answered(ask.number, result, self.now_ms()))
         self._tell_standing()
+
+
+def _outage(result: Result) -> str:
+    return f"etcd refuses requests ({result.why})" if isinstance(result, Refused) else "etcd does not answer"

@@ -129,9 +129,11 @@ class Replication:
         if self.follower is not None:
             view = self.follower.view
             return 0, 0, max(view.end_position - end, 0), int(not view.problem)
-        views = self.service.views
+        service, views = self.service, self.service.views
         lag = max((end - view.written_position for view in views), default=0)
-        return len(views), self.service.verdict.in_sync_count, max(lag, 0), 0
+        if service.standing.late:  # each member of the set has what is confirmed
+            lag = max(lag, end - self._store.positions.confirmed)
+        return len(views), service.in_sync_count, max(lag, 0), 0
 
     def close(self, *, keeps_store: bool = False) -> None:
         """Stops replication. Call it when no lane runs any more. `keeps_store`: it stays open, and knows what is confirmed."""

@@ -23,6 +23,10 @@ from .leadership_values import (
 
 RANGE_PATH: Final = "/v3/kv/range"
 TRANSACTION_PATH: Final = "/v3/kv/txn"
+_REFUSALS: Final = frozenset({3, 7, 8, 9, 12, 15, 16})
+"""gRPC codes of an etcd that is full (8), has lost data (15), or wants a password (3, 7, 9, 16). With others it may soon do it: it has no
+leader, or a lease has run out.
+"""
 
 
 def path_and_body(request: Request, prefix: str) -> tuple[str, dict[str, Any]]:
@@ -51,6 +55,20 @@ def result_of(request: Request, prefix: str, answer: Mapping[str, Any]) -> Resul
     except (KeyError, TypeError) as error:
         text = json.dumps(answer)[:200]
         raise ValueError(f"etcd answered {type(request).__name__} with {text}") from error
+
+
+def refusal_of(content: bytes) -> str:
+    """Why etcd does not do what it is asked for; "": it does, or has no leader now, or that is no answer of etcd."""
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        return ""
+    # Of a stream, which a renewal is, the error stands one level deeper.
+    error = answer.get("error", answer) if isinstance(answer, dict) else None
+    fields = error if isinstance(error, dict) else answer
+    if not isinstance(error, dict | str) or fields.get("code", fields.get("grpc_code")) not in _REFUSALS:
+        return ""
+    return str(fields.get("message") or fields.get("error"))
 
 
 def _transaction_body(transaction: Transaction, prefix: str) -> dict[str, Any]:

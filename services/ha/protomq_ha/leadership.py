@@ -11,6 +11,7 @@ Rules
   acknowledges while its lease lasts, or while the promises of all other members of its set bind them. A promise counts from when the
   master said what the member has answered. Else it waits: another one may lead by now.
 - While etcd is away, nobody is elected, the set stays, and the master goes on as long as its members follow it. `problems` says so.
+  So it is while etcd answers, and refuses to store anything: it is full, or wants a password. That lasts until it takes a write.
 - The outcome of a transaction is unknown until etcd has a later revision of the key that it compared with. Each election, and each return
   of a master whose lease ran out, writes the in-sync set again. So a transaction that was under way before can no longer succeed.
 - Where etcd has no in-sync set, the name is new, or etcd has lost its data. A member with messages writes a set of nobody then: only an
@@ -105,6 +106,7 @@ from .leadership_values import (
     Lease,
     NoteStart,
     ReadCluster,
+    Refused,
     RenewLease,
     Request,
     Result,
@@ -188,6 +190,10 @@ class Leadership:
         # After a transaction that failed, or may have failed, only a later read of etcd says what to do.
         self._is_fresh = False
         self._fresh_from = 0
+        self._refusal = ""
+        """Why etcd has refused something, and has taken no write since."""
+        self._refused_pause_ms, self._next_write_ms = 0, now_ms
+        """How long nothing more is written after that, and until when."""
         self._absent_since_ms = now_ms
         self._unknown_since_ms = now_ms
         """Since when etcd has no in-sync set, where it has none."""
@@ -256,14 +262,26 @@ class Leadership:
         until_ms = self.in_sync.vouched_until(self.settings.trusted_ms, self._reports)
         return until_ms is None or now_ms < until_ms
 
-    def problems(self, now_ms: int) -> list[str]:
-        """Returns problems that an operator should know."""
-        found = []
+    @property
+    def late(self) -> frozenset[str]:
+        """Of a master: members of its set that do not follow it now, or do not keep up. While etcd is away, they stay in the set."""
+        in_sync = self.in_sync
+        if in_sync is None or self.role not in (Role.LEADING, Role.HANDING_OVER):
+            return frozenset()
+        return in_sync.members - {in_sync.own} - self._live_members(in_sync).keys()
+
+    def etcd_problem(self, now_ms: int) -> str:
+        """Why nobody can take over, join or leave the set now; "" if all of that can be."""
         silent_ms = now_ms - self._answered_ms
         if silent_ms > self.settings.lease_ttl_ms:
-            found.append(
-                f"etcd has not answered for {silent_ms // 1000} s: all goes on as it is, and nobody can take over"
-            )
+            return f"etcd has not answered for {silent_ms // 1000} s: all goes on as it is, and nobody can take over"
+        if self._refusal:
+            return f"etcd refuses requests ({self._refusal}): all goes on as it is, and nobody can take over"
+        return ""
+
+    def problems(self, now_ms: int) -> list[str]:
+        """Returns problems that an operator should know."""
+        found = list(filter(None, [self.etcd_problem(now_ms)]))
         if self._inability:
             found.append(f"this member could not lead when it was elected, and does not run until it can: {self._inability}")
         if self.is_damaged:
@@ -486,6 +504,8 @@ class Leadership:
         pending = self._pending.pop(number)
         if result is not None:
             self._answered_ms = now_ms
+        if isinstance(result, Refused):
+            self._note_refused(result.why, now_ms)
         if isinstance(result, ClusterView):
             is_back = number >= self._asked_before
             self._note_view(result, now_ms, is_fresh=number >= self._fresh_from, may_go_back=is_back)
@@ -505,6 +525,16 @@ class Leadership:
         elif lease.lease == self._lease:
             self._lease, self._lease_until_ms = 0, NEVER_MS
             self._next_renewal_ms = now_ms
+
+    def _note_refused(self, why: str, now_ms: int) -> None:
+        """Etcd renews a lease all the same, and may be read: so this lasts until it takes a write. Asking it in a hurry does not help."""
+        self._refusal = why
+        self._refused_pause_ms = min(max(2 * self._refused_pause_ms, HURRIED_INTERVAL_MS), self.settings.lease_ttl_ms)
+        self._next_write_ms = now_ms + self._refused_pause_ms
+
+    def _may_write(self, now_ms: int) -> bool:
+        """Whether a transaction may be asked for: the last one is over, what it did is known, and etcd has not just refused."""
+        return self._is_fresh and not self._is_pending(Transaction) and now_ms >= self._next_write_ms
 
     def _lease_lasts(self, now_ms: int) -> bool:
         """Whether the lease of the master key has not run out yet."""
@@ -539,6 +569,8 @@ class Leadership:
             self.in_sync.settle(view.in_sync.members, view.in_sync.revision, now_ms)
 
     def _note_committed(self, transaction: Transaction, result: Result, now_ms: int) -> None:
+        if isinstance(result, Committed) and transaction.puts:  # a full etcd deletes
+            self._refusal, self._refused_pause_ms, self._next_write_ms = "", 0, now_ms
         if not isinstance(result, Committed) or not result.is_made:
             self._is_fresh, self._fresh_from = False, self._next_number
             self._next_read_ms = now_ms
@@ -627,11 +659,14 @@ class Leadership:
             self._tell_room(effects, view, now_ms)
             self._tell_name(effects, view, now_ms)
             self._begin_election(effects, view, now_ms)
+            self._try_to_write(effects, view, now_ms)
         return effects
 
     def _read_interval_ms(self, now_ms: int) -> int:
         interval_ms = self.settings.read_interval_ms
-        return min(interval_ms, HURRIED_INTERVAL_MS) if self.is_hurried(now_ms) else interval_ms
+        if self.is_hurried(now_ms):
+            interval_ms = min(interval_ms, HURRIED_INTERVAL_MS)
+        return max(interval_ms, self._refused_pause_ms)
 
     def _is_pending(self, *kinds: type) -> bool:
         return any(pending.kind in kinds for pending in self._pending.values())
@@ -677,8 +712,8 @@ class Leadership:
             return
         holds_id = alive is not None and alive.process == settings.process
         is_told = is_own and known == self._start_number and holds_id
-        may_ask = now_ms >= self._next_stand_ms and now_ms < self._lease_until_ms and self._is_fresh
-        if not is_told and may_ask and not self._is_pending(Transaction):
+        may_ask = now_ms >= self._next_stand_ms and now_ms < self._lease_until_ms and self._may_write(now_ms)
+        if not is_told and may_ask:
             self._next_stand_ms = now_ms + settings.read_interval_ms
             keys = f"{START_PREFIX}{settings.member}", f"{ALIVE_PREFIX}{settings.broker_id}"
             puts = (
@@ -701,7 +736,7 @@ class Leadership:
         elif self._may_run(view, now_ms):
             self.role, self._followed = Role.STOPPING, None
             effects.append(StopFollowing())
-        elif self._is_held_here(view) and now_ms < self._lease_until_ms and self._is_fresh and not self._is_pending(Transaction):
+        elif self._is_held_here(view) and now_ms < self._lease_until_ms and self._may_write(now_ms):
             self._ask(effects, Transaction((Compare(MASTER, view.key_revision(MASTER)),), (), (MASTER,)), now_ms)
         if self.role is not Role.FOLLOWING:
             return
@@ -714,7 +749,7 @@ class Leadership:
             # If etcd does not know the lease any more, it refuses until there is another one.
             self._next_end_ms = now_ms + self.settings.read_interval_ms
             self._ask(effects, Transaction(compares, (put,)), now_ms)
-        elif self._has_past and self._is_fresh and not self._is_pending(Transaction):
+        elif self._has_past and self._may_write(now_ms):
             self._claim_past(effects, view, now_ms)
 
     @property
@@ -746,7 +781,7 @@ class Leadership:
         if self._cut_end is not None and view.master is not None:
             return False
         is_silent = now_ms >= self._heard_ms + self.settings.lease_ttl_ms // 2 and now_ms < self._lease_until_ms
-        is_free = self._is_fresh and not self._is_pending(Transaction) and now_ms >= self._next_end_ms
+        is_free = self._may_write(now_ms) and now_ms >= self._next_end_ms
         is_told = view.ends.get(own) == self._log_end and (self._cut_end is None or self._says_cut(own))
         return is_silent and is_free and not is_told
 
@@ -756,7 +791,7 @@ class Leadership:
         counts_as_full = self._counts_as_full(now_ms)
         if (own in view.full) is counts_as_full or now_ms < self._next_full_ms or now_ms >= self._lease_until_ms:
             return
-        if self._is_fresh and not self._is_pending(Transaction):
+        if self._may_write(now_ms):
             self._next_full_ms = now_ms + self.settings.read_interval_ms
             key = f"{FULL_PREFIX}{own}"
             compares = tuple(Compare(each, view.key_revision(each)) for each in (MASTER, IN_SYNC))
@@ -771,7 +806,7 @@ class Leadership:
         replaced = view.named_in_vain(self.settings.broker_id)
         if not is_member or (view.names.get(own) == name and not replaced) or now_ms < self._next_name_ms:
             return
-        if self._is_fresh and not self._is_pending(Transaction):
+        if self._may_write(now_ms):
             self._next_name_ms = now_ms + self.settings.lease_ttl_ms
             compares = tuple(Compare(each, view.key_revision(each)) for each in (MASTER, IN_SYNC))
             put = Put(f"{NAME_PREFIX}{own}", encode_name(name))
@@ -783,10 +818,20 @@ class Leadership:
         is_quiet = view.master is not None or view.in_sync is None or not view.in_sync.members
         if not self.settings.new_election or view.key_revision(ELECTION) or not is_quiet or now_ms < self._next_election_ms:
             return
-        if self._is_fresh and not self._is_pending(Transaction):
+        if self._may_write(now_ms):
             self._next_election_ms = now_ms + self.settings.lease_ttl_ms
             put = Put(ELECTION, encode_election(self.settings.new_election))
             self._ask(effects, Transaction((Compare(ELECTION, 0),), (put,)), now_ms)
+
+    def _try_to_write(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        """Writes a key of its own again, after etcd has refused something: nothing else may be due for long."""
+        settings = self.settings
+        key = f"{ALIVE_PREFIX}{settings.broker_id}"
+        alive = view.alive.get(str(settings.broker_id))
+        is_own = alive is not None and alive.process == settings.process
+        if self._refusal and is_own and self._may_write(now_ms) and now_ms < self._lease_until_ms:
+            value = encode_alive(Alive(settings.member, settings.process, settings.place, settings.address))
+            self._ask(effects, Transaction((Compare(key, view.key_revision(key)),), (Put(key, value, self._lease),)), now_ms)
 
     def _claim_past(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
         """Notes in etcd, if it knows nothing of it, that there are messages of this epoch: nobody leads without them by itself."""
@@ -808,7 +853,7 @@ class Leadership:
             self._settle_tail(effects)
         elif in_sync is None or not in_sync.members:
             return
-        elif self._is_fresh and not self._is_pending(Transaction):
+        elif self._may_write(now_ms):
             self._farewell = self._without_itself(in_sync)
             self._ask(effects, self._farewell, now_ms)
 
@@ -817,7 +862,7 @@ class Leadership:
         in_sync = view.in_sync
         if in_sync is None or self.settings.member not in in_sync.members or len(in_sync.members) < 2:
             return
-        if self._is_fresh and not self._is_pending(Transaction):
+        if self._may_write(now_ms):
             self._ask(effects, self._without_itself(in_sync), now_ms)
 
     def _without_itself(self, in_sync: InSync) -> Transaction:
@@ -889,7 +934,8 @@ class Leadership:
             effects += self.caught_up()  # nobody has more
             effects.append(Lead(self.epoch))
         elif self._stands_in(view) and self._may_run(view, now_ms):
-            self._ask(effects, self._election(view), now_ms)
+            if self._may_write(now_ms):
+                self._ask(effects, self._election(view), now_ms)
         else:
             self.role = Role.FOLLOWING
 
@@ -927,7 +973,7 @@ class Leadership:
             and view.key_revision(ORDER) != self._order_revision
         ):
             self.role, self._gave_away = Role.LEADING, False
-        if not self._is_fresh or self._is_pending(Transaction):
+        if not self._may_write(now_ms):
             return
         if self.role is Role.OPENING and self._inability:
             self._ask(effects, self._give_back(view, in_sync), now_ms)

@@ -73,8 +73,14 @@ class Committed(NamedTuple):
     revision: int
 
 
+class Refused(NamedTuple):
+    """Etcd answers, and does not do it, as it says why: it is full, or wants a password. A full one may have done it all the same."""
+
+    why: str
+
+
 Request = ReadCluster | GrantLease | RenewLease | Transaction
-Result = ClusterView | Lease | Committed | None
+Result = ClusterView | Lease | Committed | Refused | None
 """None: no answer came, or an unreadable one. The request may have been done, or may still be done."""
 
 

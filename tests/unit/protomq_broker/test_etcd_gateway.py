@@ -18,7 +18,14 @@ from protomq_ha.cluster_state import (
     encode_in_sync,
     encode_master,
 )
-from protomq_ha.leadership_values import Committed, GrantLease, Lease, ReadCluster, RenewLease
+from protomq_ha.leadership_values import (
+    Committed,
+    GrantLease,
+    Lease,
+    ReadCluster,
+    Refused,
+    RenewLease,
+)
 from tests.support.etcd_contract import check_contract
 from tests.support.fake_etcd import FakeEtcd
 
@@ -75,6 +82,47 @@ def test_nobody_answers() -> None:
     assert gateway.ask(ReadCluster()) is None
     assert len(etcd.asked) == 2
     assert "http://one:2379: refused; http://two:2379: refused" in gateway.problem
+
+
+NO_SPACE = "etcdserver: mvcc: database space exceeded"
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (429, {"error": NO_SPACE, "message": NO_SPACE, "code": 8}),
+        (400, {"error": NO_SPACE, "code": 3}),
+        (200, {"error": {"grpc_code": 16, "http_code": 401, "message": NO_SPACE}}),
+        (401, {"code": 16, "message": NO_SPACE, "details": []}),
+    ],
+)
+def test_what_etcd_refuses_is_told_from_no_answer(status: int, answer: dict[str, object]) -> None:
+    gateway = HttpEtcd(URLS, PREFIX, httpx.MockTransport(lambda _: httpx.Response(status, json=answer)))
+    for request in (ReadCluster(), PUT, GrantLease(3_000), RenewLease(5)):
+        assert gateway.ask(request) == Refused(NO_SPACE)
+
+
+@pytest.mark.parametrize("code", [2, 4, 5, 14])
+def test_an_etcd_without_a_leader_and_a_lease_that_is_gone_are_no_refusals(code: int) -> None:
+    answer = httpx.Response(503, json={"error": "etcdserver: no leader", "code": code})
+    assert HttpEtcd(URLS, PREFIX, httpx.MockTransport(lambda _: answer)).ask(PUT) is None
+
+
+def test_the_log_says_once_that_etcd_refuses_and_once_that_it_takes_a_write_again(caplog: pytest.LogCaptureFixture) -> None:
+    etcd = FakeEtcd(PREFIX)
+    gateway = HttpEtcd(URLS, PREFIX, etcd.transport)
+    etcd.model.refusal = NO_SPACE
+    for request in 3 * (PUT, ReadCluster(), GrantLease(3_000), RenewLease(5)):
+        gateway.ask(request)
+    assert caplog.messages == [f"etcd refuses requests: {NO_SPACE}. Nobody can take over until it takes a write"]
+    etcd.is_up = False
+    gateway.ask(ReadCluster())
+    etcd.is_up, etcd.model.refusal = True, ""
+    caplog.clear()
+    for _ in range(2):
+        gateway.ask(ReadCluster())
+        gateway.ask(PUT)
+    assert caplog.messages == ["etcd answers again", "etcd takes writes again"]
 
 
 @pytest.mark.parametrize(

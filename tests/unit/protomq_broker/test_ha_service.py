@@ -18,9 +18,11 @@ from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.ha_service import GATHER_MS, TICK_MS, HaService
 from protomq_broker.ha_session import FollowSession
 from protomq_broker.leadership_driver import (
+    LeadershipView,
     OrderPendingError,
     OrderRefusedError,
     OrderUncertainError,
+    Standing,
     UnknownMemberError,
 )
 from protomq_broker.log_time import LogTime
@@ -118,6 +120,19 @@ def test_the_status_says_that_too_few_copies_are_in_sync_for_sends(copies_min: i
     config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER", ha=copies)
     service = HaService(open_store(SimDisk()), config, ManualClock(), "b", lambda: 7, lambda verdict: None)
     assert service.get_ha_status(ha.GetHaStatusRequest(), None).problem == problem  # type: ignore[arg-type]
+
+
+def test_the_status_of_an_elected_master_counts_no_member_of_its_set_that_does_not_keep_up() -> None:
+    view = LeadershipView("1", "LEADING", 1, "1", ("1", "2", "3"), (), late=("2",), etcd_problem="etcd has not answered")
+    leadership = SimpleNamespace(view=lambda: view, report=lambda end, reports: Standing(3, 0, True, alone=False, late=1))
+    config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
+    service = HaService(
+        open_store(SimDisk()), config, ManualClock(), "b", lambda: 7, lambda verdict: None, leadership=leadership,  # type: ignore[arg-type]
+    )  # fmt: skip
+    service._judge()
+    status = service.get_ha_status(ha.GetHaStatusRequest(), None)  # type: ignore[arg-type]
+    assert (status.in_sync_count, service.verdict.in_sync_count) == (2, 3), "sends wait for all three"
+    assert (status.leadership.late, status.leadership.etcd_problem) == (["2"], "etcd has not answered")
 
 
 @pytest.mark.parametrize(("kind", "followers"), [(FakeCall, 0), (FakeGrpcCall, 1)])

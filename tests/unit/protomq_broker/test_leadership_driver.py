@@ -119,8 +119,8 @@ def make(etcd: FakeEtcd) -> Iterator[Callable[[str], Broker]]:
 
 def test_the_first_one_leads_alone_and_confirms_what_it_appends(make: Callable[[str], Broker]) -> None:
     driver = make("1").lead().driver
-    assert driver.report(100, {}) == (1, 100, True, True)
-    assert driver.confirm_alone(150) == (1, 150, True, True)
+    assert driver.report(100, {}) == (1, 100, True, True, 0)
+    assert driver.confirm_alone(150) == (1, 150, True, True, 0)
     view = driver.view()
     assert (view.member, view.state, view.epoch, view.master) == ("1", "LEADING", 1, "1")
     assert (view.in_sync, view.problems) == (("1",), ())
@@ -177,6 +177,21 @@ def test_without_lease_and_promises_nothing_more_is_confirmed(
     assert any("nothing is acknowledged" in each for each in driver.view().problems)
     heard = late._replace(asked_ms=driver.now_ms())
     assert driver.report(200, {"2": heard}).confirmed_position == 180, "its promise is enough"
+
+
+def test_a_member_of_the_set_that_follows_nobody_is_late_though_etcd_cannot_take_it_out(
+    make: Callable[[str], Broker], etcd: FakeEtcd
+) -> None:
+    driver = make("1").lead().driver
+    member = MemberReport(100, True, driver.now_ms() + 1_000)
+    until(lambda: driver.report(100, {"2": member}).copies == 2)
+    assert (driver.report(100, {"2": member}).late, driver.view().late) == (0, ())
+    etcd.is_up = False
+    for reports in ({"2": member._replace(is_live=False)}, {}):
+        standing = driver.report(200, reports)
+        assert (standing.copies, standing.confirmed_position) == (2, 100), "sends wait for it"
+        assert (standing.late, driver.view().late) == (1, ("2",))
+    assert driver.report(200, {"2": member}).late == 0
 
 
 def test_a_master_that_ends_hands_over_to_who_is_in_sync(
@@ -265,6 +280,19 @@ def test_an_order_stands_in_etcd_until_somebody_takes_it(etcd: FakeEtcd) -> None
     with pytest.raises(OrderRefusedError, match="etcd does not answer") as refused:
         driver.order(SWITCH, "2")
     assert type(refused.value) is OrderRefusedError, "it is certain that nothing was left"
+
+
+def test_an_order_that_etcd_refuses_is_told_with_its_reason(etcd: FakeEtcd) -> None:
+    driver = idle_driver(HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport))
+    etcd.model.refusal = "no space"
+    with pytest.raises(OrderUncertainError, match=r"etcd refuses requests \(no space\)"):
+        driver.order(SWITCH, "2")
+    etcd.model.refuses_reads = True
+    with pytest.raises(OrderRefusedError, match=r"etcd refuses requests \(no space\)") as refused:
+        driver.order(SWITCH, "2")
+    assert type(refused.value) is OrderRefusedError, "it is certain that nothing was left"
+    with pytest.raises(OrderRefusedError, match=r"etcd refuses requests \(no space\): nobody is forgotten"):
+        driver.forget(2)
 
 
 def test_an_order_that_waits_is_told_with_its_broker_and_what_it_waits_for(etcd: FakeEtcd) -> None:

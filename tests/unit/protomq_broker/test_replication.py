@@ -12,7 +12,7 @@ from protomq_broker.config import BrokerConfig
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.follower_writer import FollowerWriter
 from protomq_broker.ha_follower import MasterView
-from protomq_broker.leadership_driver import NO_STANDING
+from protomq_broker.leadership_driver import NO_STANDING, Standing
 from protomq_broker.replication import Replication
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_ha.replicas import Confirmation, ReplicaView, Verdict
@@ -125,6 +125,17 @@ def test_metrics_of_a_master_show_its_slowest_slave() -> None:
     assert master.replication.counts() == (3, 2, 90, 0)
     master.replication.service.views = ()
     assert master.replication.counts() == (0, 2, 0, 0)
+
+
+def test_metrics_of_a_master_miss_what_a_member_of_its_set_lacks_that_follows_nobody() -> None:
+    master = Master()
+    confirmed = master.append()
+    master.store.positions.note_replicated(confirmed)
+    lag_bytes = master.append() - confirmed
+    master.replication.service.verdict = ALL
+    assert master.replication.counts() == (0, 3, 0, 0)
+    master.replication.service.standing = Standing(3, confirmed, True, alone=False, late=1)
+    assert master.replication.counts() == (0, 2, lag_bytes, 0)
 
 
 @pytest.mark.parametrize(("view", "counts"), [(MasterView("m:1", 10_000, 5, ""), (0, 0, 9_000, 1)), (MasterView("m:1", 400), (0, 0, 0, 0))])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from protomq import Permission, TopicConfig, TopicType
+from protomq import KnownMember, LeadershipStatus, Permission, TopicConfig, TopicType
 from protomq.errors import PartialResultError, ProtomqError, RequestTimeoutError
 from protomq_cli import in_sync
 from protomq_cli.agreeing import is_agreed, wait_until_agreed
@@ -118,8 +119,8 @@ def test_the_wait_ends_when_they_agree_or_the_time_is_over() -> None:
     assert wait_until_agreed(lambda: apart, 3, lambda: next(times), lambda _: None) == apart
 
 
-def state(broker_id: int, in_sync_count: int = 0) -> Any:
-    return SimpleNamespace(broker_id=broker_id, in_sync_count=in_sync_count)
+def state(broker_id: int, in_sync_count: int = 0, leadership: LeadershipStatus | None = None) -> Any:
+    return SimpleNamespace(broker_id=broker_id, in_sync_count=in_sync_count, leadership=leadership)
 
 
 def test_copies_are_those_of_who_leads() -> None:
@@ -128,8 +129,25 @@ def test_copies_are_those_of_who_leads() -> None:
     assert judged([state(0, 3)], 3) == (state(0, 3), "")
 
 
+LEADS = LeadershipStatus("m1", "LEADING", 3, "m1", ("m1", "m2", "m3"), (), 1, (KnownMember("m2", 2, "h:2"),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ({"late": ("m2",)}, "broker_id 2 at h:2 is in the in-sync set, and does not keep up: sends wait for it"),
+        ({"late": ("m3",)}, "store m3 is in the in-sync set, and does not keep up: sends wait for it"),
+        ({"etcd_problem": "etcd is full"}, "etcd is full"),
+    ],
+)
+def test_copies_that_sends_wait_for_and_an_etcd_that_is_away_let_nobody_stop_the_next_one(changes: dict[str, Any], left: str) -> None:
+    """Though more are in sync than are asked for."""
+    assert judged([state(0, 3, LEADS)], 2)[1] == ""
+    assert judged([state(0, 3, replace(LEADS, **changes))], 2)[1] == left
+
+
 def master(in_sync_count: int) -> Any:
-    return SimpleNamespace(broker_id=0, in_sync_count=in_sync_count, lag_bytes=0)
+    return SimpleNamespace(broker_id=0, in_sync_count=in_sync_count, lag_bytes=0, leadership=None)
 
 
 def waited(monkeypatch: pytest.MonkeyPatch, *looks: Any) -> None:

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from protomq import BrokerRole, HaStatus, KnownMember, LeadershipStatus
-from protomq.errors import ConnectFailedError, PartialResultError, ProtomqError, RequestTimeoutError
+from protomq.errors import (
+    ConnectFailedError,
+    PartialResultError,
+    ProtomqError,
+    RequestTimeoutError,
+    UnsupportedError,
+)
 from protomq_cli import leading
 from tests.support.cli import run
 
@@ -230,3 +236,11 @@ def test_where_roles_are_fixed_all_commands_say_what_to_do(admin: FakeAdmin, com
     said = run(*command, "1", code=6).stderr
     assert "pair has fixed roles (broker_role): nobody elects its master; change the roles in the files" in said
     assert not admin.orders
+
+
+def test_where_roles_are_fixed_there_is_no_order_to_cancel(admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def withdraw_order(broker: str) -> str:
+        raise UnsupportedError("pair elects nobody", metadata={"field": "broker_name"})
+
+    monkeypatch.setattr(admin, "withdraw_order", withdraw_order)
+    assert "pair has fixed roles (broker_role)" in run("ha", "cancel", "pair", code=6).stderr

@@ -17,8 +17,9 @@ from protomq import (
     LeadershipStatus,
     Permission,
     RefusedBroker,
+    ReplicaStatus,
 )
-from protomq.errors import BrokerNotFoundError
+from protomq.errors import BrokerNotFoundError, UnsupportedError
 from protomq_cli import replication
 from protomq_cli.replication import _row
 from tests.support.cli import run
@@ -55,6 +56,15 @@ def test_a_master_with_a_problem_still_shows_its_copies(problem: str) -> None:
 def test_a_slave_counts_no_copies(problem: str) -> None:
     row = _row(state(BrokerRole.SLAVE, problem=problem, master_address="m:1"), as_table=True)
     assert (row["in_sync"], row["problem"]) == ("", problem)
+
+
+def test_a_master_lags_by_what_a_member_of_its_set_lacks_that_follows_nobody() -> None:
+    leads = LeadershipStatus("m1", "LEADING", 3, "m1", ("m1", "m2"), (), 1)
+    master = replace(state(BrokerRole.SYNC_MASTER), confirmed_position=70, leadership=leads)
+    assert master.lag_bytes == 0
+    assert replace(master, leadership=replace(leads, late=("m2",))).lag_bytes == 30
+    behind = ReplicaStatus(3, "h:1", False, 60, 60, 40, 5)
+    assert replace(master, replicas=(behind,), leadership=replace(leads, late=("m2",))).lag_bytes == 40
 
 
 class FakeAdmin:
@@ -132,3 +142,16 @@ def test_a_broker_that_was_removed_is_forgotten(admin: FakeAdmin) -> None:
 def test_one_that_runs_or_is_in_the_set_or_unknown_is_not_forgotten(admin: FakeAdmin, broker_id: str, code: int, said: str) -> None:
     assert said in run("ha", "forget", "b", "--id", broker_id, code=code).stderr
     assert not admin.forgotten
+
+
+def test_where_roles_are_fixed_there_is_nobody_to_forget(admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget_member(broker: str, broker_id: int) -> None:
+        raise UnsupportedError("b elects nobody", metadata={"field": "broker_name"})
+
+    admin.states = [state(BrokerRole.SYNC_MASTER)]
+    monkeypatch.setattr(admin, "forget_member", forget_member)
+    assert "b has fixed roles (broker_role)" in run("ha", "forget", "b", "--id", "3", code=6).stderr
+
+
+def test_an_id_that_no_broker_can_have_is_wrong_usage(admin: FakeAdmin) -> None:
+    assert "2147483647" in run("ha", "forget", "b", "--id", str(1 << 63), code=2).stderr

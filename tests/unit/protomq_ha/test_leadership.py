@@ -38,6 +38,8 @@ from protomq_ha.leadership_values import (
     Lead,
     NoteStart,
     ReadCluster,
+    Request,
+    Result,
     Role,
     Settings,
     StopFollowing,
@@ -614,6 +616,58 @@ def test_a_master_whose_lease_may_have_run_out_counts_on_promises_alone(etcd: Si
     assert not master.machine.may_acknowledge(4_700)
     assert master.machine.takes_sends
     assert "etcd has not answered for 4 s" in master.machine.problems(4_700)[0]
+
+
+@pytest.mark.parametrize("refuses_reads", [False, True])
+def test_an_etcd_that_refuses_all_but_renewals_is_a_problem_until_it_takes_a_write(etcd: SimEtcd, refuses_reads: bool) -> None:
+    master, slave = master_with(etcd, "s"), Member(etcd, "s", broker_id=8)
+    reports = {"s": MemberReport(0, True, 0)}
+
+    def tick(since_ms: int, until_ms: int) -> None:
+        for now_ms in range(since_ms, until_ms, 50):
+            slave.machine.heard(now_ms)
+            slave.tick(now_ms)
+            master.report(now_ms, reports | {"s": MemberReport(now_ms, True, now_ms)}, now_ms)
+
+    tick(50, 2_000)
+    etcd.refusal, etcd.refuses_reads = "no space", refuses_reads
+    slave.machine.followed(1, False, LogEnd(1, 10))  # its start gets another number
+    tick(2_000, 16_000)
+    for member in (master, slave):
+        assert member.machine.problems(16_000) == ["etcd refuses requests (no space): all goes on as it is, and nobody can take over"]
+    assert master.machine.role is Role.LEADING
+    etcd.refusal = ""
+    tick(16_000, 20_000)
+    assert [member.machine.problems(20_000) for member in (master, slave)] == [[], []], "each has written something by itself"
+
+
+@pytest.mark.parametrize("refuses_reads", [False, True])
+def test_a_candidate_asks_an_etcd_that_refuses_ever_more_seldom(etcd: SimEtcd, refuses_reads: bool) -> None:
+    master_with(etcd, "s").answers = False
+    slave = Member(etcd, "s", epoch=1, empty=False, broker_id=8)
+    slave.tick(50)
+    etcd.refusal, etcd.refuses_reads = "no space", refuses_reads
+    asked: list[int] = []
+    do, now_ms = etcd.do, 100
+
+    def count_all(request: Request, at_ms: float) -> Result:
+        asked.append(now_ms)
+        return do(request, at_ms)
+
+    etcd.do = count_all  # type: ignore[method-assign]
+    for now_ms in range(100, 63_000, 10):
+        if StopFollowing() in slave.tick(now_ms):
+            slave.run(slave.machine.following_stopped(1, now_ms), now_ms)
+    assert "etcd refuses requests (no space)" in slave.machine.problems(now_ms)[0]
+    late = [each for each in asked if each >= 10_000]
+    assert len(late) < 150, "in 53 s a renewal each 0.8 s, a look and a write each 3 s"
+    etcd.refusal = ""
+    free_ms = now_ms
+    while slave.machine.role is not Role.OPENING:
+        now_ms += 10
+        assert now_ms < free_ms + 10_000
+        if StopFollowing() in slave.tick(now_ms):
+            slave.run(slave.machine.following_stopped(1, now_ms), now_ms)
 
 
 def test_a_lease_counts_from_when_its_renewal_was_sent(etcd: SimEtcd) -> None:

@@ -455,7 +455,7 @@ class GetHaStatusResponse(_message.Message):
     confirmed_position: _builtins.int
     """What of it is confirmed."""
     in_sync_count: _builtins.int
-    """On a master: copies that are in sync, its own among them."""
+    """On a master: copies that are in sync and keep up now, its own among them."""
     in_sync_replicas: _builtins.int
     """On a SYNC_MASTER: copies that a send waits for."""
     min_in_sync_replicas: _builtins.int
@@ -521,6 +521,8 @@ class Leadership(_message.Message):
     PROBLEMS_FIELD_NUMBER: _builtins.int
     BROKER_ID_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    ETCD_PROBLEM_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     """Name of this broker's store in etcd."""
     state: _builtins.str
@@ -531,6 +533,8 @@ class Leadership(_message.Message):
     """The member that leads; "" if none does."""
     broker_id: _builtins.int
     """The broker's id while it follows; while it leads its id is 0."""
+    etcd_problem: _builtins.str
+    """Why nobody can take over, join or leave the set now: etcd is away, or refuses writes; "" if neither."""
     @_builtins.property
     def in_sync(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Members that have all that was acknowledged: one of them leads next."""
@@ -543,6 +547,10 @@ class Leadership(_message.Message):
     def known(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownMember]:
         """Members that etcd knows by name: they are in the in-sync set, or were, and were neither forgotten nor replaced by another store."""
 
+    @_builtins.property
+    def late(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """On a master: members of the in-sync set that do not follow it now, or do not keep up. Sends wait for them."""
+
     def __init__(
         self,
         *,
@@ -554,10 +562,12 @@ class Leadership(_message.Message):
         problems: _abc.Iterable[_builtins.str] | None = ...,
         broker_id: _builtins.int = ...,
         known: _abc.Iterable[Global___KnownMember] | None = ...,
+        late: _abc.Iterable[_builtins.str] | None = ...,
+        etcd_problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "epoch", b"epoch", "in_sync", b"in_sync", "known", b"known", "master", b"master", "member", b"member", "problems", b"problems", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "epoch", b"epoch", "etcd_problem", b"etcd_problem", "in_sync", b"in_sync", "known", b"known", "late", b"late", "master", b"master", "member", b"member", "problems", b"problems", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
