@@ -353,6 +353,7 @@ class Store:
                 self._machine_of,
                 self._queues,
                 self._repeated,
+                self.pending,
                 self._forget_topic,
             )
             leadership.follower = Follower(

@@ -4,7 +4,7 @@
                             requests that were done
     config/groups.json      {"position": n, "groups": {"<name>": [position, "<GroupSettings in hexadecimal>"], …},
                              "sent_back": "<rows of requests in hexadecimal>",
-                             "replayed": [["<group>", incarnation, position, [start, end, …]], …]}
+                             "replayed": [["<group>", incarnation, since, [start, end, …]], …]}
 
 Rules:
 - The records are the truth, the file is a cache (`snapshots.py`). A group's position is where its newest record stands.
