@@ -305,6 +305,7 @@ class Store:
         self._front = LogFront(
             self._queues,
             self._repeated,
+            append_size_max_bytes=self.append_size_max_bytes,
             end_position=self.positions.appended,
             times=self._times,
         )

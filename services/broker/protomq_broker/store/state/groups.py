@@ -157,9 +157,9 @@ class GroupTable:
             names = [name for name, position in self._positions.items() if position < cut]
             keys, groups = self._sent_back.below(cut), self._replayed.below(cut)
         return [
-            *(partial(self._carried, part, cut) for part in _slices(names, CARRIED_COUNT)),
-            *(partial(self._carried_keys, part, cut) for part in _slices(keys, CARRIED_KEY_COUNT)),
-            *(partial(self._carried_replays, [group], cut) for group in groups),
+            *(Carrier(partial(self._carried, cut=cut), part) for part in _slices(names, CARRIED_COUNT)),
+            *(Carrier(partial(self._carried_keys, cut=cut), part) for part in _slices(keys, CARRIED_KEY_COUNT)),
+            *(Carrier(partial(self._carried_replays, cut=cut), [group]) for group in groups),
         ]
 
     def unsaved(self) -> Snapshot | None:
