@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from protomq.v1.record_pb2 import Record, RecordBatch
-from protomq.v1.state_pb2 import OffsetsRecord
+from protomq.v1.state_pb2 import OffsetsRecord, TimerEnd
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.record import (
     SEAL_SIZE_BYTES,
@@ -24,7 +24,7 @@ from protomq.wire.record import (
     encode_front,
     encode_record_field,
 )
-from protomq.wire.topics import OFFSETS_TOPIC
+from protomq.wire.topics import OFFSETS_TOPIC, TIMER_TOPIC, TRANSACTIONS_TOPIC
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, ForeignBytesError, StoreError
 from protomq_broker.store.log.agreement import START, LogPoint, last_agreed
@@ -33,7 +33,9 @@ from protomq_broker.store.log.record_region import prove_region, set_kind
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.send_errors import SequenceExpiredError
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.state.transactions import Ending, ended_record
 from protomq_broker.store.store import Store
+from protomq_broker.store.timer.timer import timer_record
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from tests.support.moves import move_record
@@ -208,6 +210,25 @@ class FollowWorld:
         store.append_moved(moved, [(OFFSETS_TOPIC, [record.SerializeToString()])])
         self._note_end()
 
+    def end_timers(self) -> None:
+        """Some delayed messages are pending no more."""
+        store = self.leader.open_store
+        self.clock.advance(self.rng.randrange(9_000))
+        rows = store.pending.due(self.clock.now_ms(), self.rng.randint(1, 6))
+        if len(rows):
+            store.append_state(TIMER_TOPIC, [timer_record(rows, TimerEnd.TIMER_END_DELIVERED, self.clock.now_ms())])
+            self._note_end()
+
+    def end_transactions(self) -> None:
+        """Some transactions are rolled back."""
+        store = self.leader.open_store
+        found = [one.half.key for one in store.transactions.open_transactions()]
+        keys = self.rng.sample(found, min(len(found), self.rng.randint(1, 4)))
+        if keys:
+            endings = bytes([Ending.ROLLED_BACK]) * len(keys)
+            store.append_state(TRANSACTIONS_TOPIC, [ended_record(keys, endings)])
+            self._note_end()
+
     def delete_and_create(self) -> None:
         """A topic goes, or comes anew."""
         store = self.leader.open_store
@@ -326,6 +347,8 @@ class FollowWorld:
 
     def fail_over(self, then: Callable[[], None] = lambda: None) -> None:
         """The leader is gone; the follower leads from where it is. The old one comes back as its follower, after `then`."""
+        if not self.follower.open_store.appended_position:  # it has begun again: nobody takes it for in sync
+            self.replicate_all()
         self.leader.go_down(self.rng.choice(("kill", "power", "close")))
         self.follower.open_store.lead()
         self.leader, self.follower = self.follower, self.leader
@@ -364,6 +387,16 @@ class FollowWorld:
                 self.follower.disk.remove(path)  # fmt: skip
         self.follower.start(follows=True)
         self.reconnect()
+
+    def replace_follower(self) -> None:
+        """Its disk is replaced: it is empty. What both had flushed is on the leader only, until this one has it."""
+        self.replicate_all()
+        self.retention()
+        self.leader_syncs()
+        self.follower = _Node(self, self.follower.name)
+        self.follower.start(follows=True)
+        self.confirmed = START
+        self.replicate_all()
 
     def _has(self, name: str) -> bool:
         return any(path.startswith(f"/s/{name}") for path in self.follower.disk.files("/s"))
@@ -482,6 +515,8 @@ def _answers(store: Store, sequences: int, floor: int) -> Iterator[tuple[str, An
         yield f"repeat of {sequence}", _place(store, sequence)
     rows = [row for part in store.pending.below(1 << 62) for row in part.tolist()]
     yield "timers", sorted(rows)
+    yield "how many timers", (store.pending.count, store.pending.size_bytes)
+    yield "octets of transactions", store.transactions.size_bytes
     yield (
         "transactions",
         sorted(
@@ -535,7 +570,8 @@ def check_following(seed: int, *, steps: int = 24) -> list[Violation]:
     """A random life of two stores; some operations end in a crash at one of their I/Os."""
     world = FollowWorld(seed)
     actions: tuple[Callable[[], None], ...] = (
-        world.send, world.send, world.send, world.commit, world.commit, world.delete_and_create, world.leader_syncs,
+        world.send, world.send, world.send, world.commit, world.commit, world.delete_and_create, world.end_timers,
+        world.end_transactions, world.replace_follower, world.leader_syncs,
         world.leader_checkpoints, world.retention, world.replicate, world.replicate, world.replicate, world.replicate,
         world.follower_checkpoints, world.leader_rots, world.crash_leader, world.crash_follower,
         world.crash_follower, world.fail_over, world.fail_over_between_twins, world.lose_caches, world.compare,

@@ -37,6 +37,7 @@ from .start.log_replay import deletions_in_block
 from .state.log_front import tell
 from .state.machine import StateMachine
 from .state.repeated_sends import RepeatedSends
+from .timer.pending import PendingTimers
 
 
 class LogFollowers:
@@ -48,6 +49,7 @@ class LogFollowers:
         machines: Mapping[str, StateMachine],
         queues: ConsumeQueueTable,
         repeated: RepeatedSends,
+        pending: PendingTimers,
         forget_topic: Callable[[str], None],
     ) -> None:
         """`machines`: by their system topics. `forget_topic` is called with a deleted topic, once no derived structure has it any more."""
@@ -55,13 +57,15 @@ class LogFollowers:
         self._machines = machines
         self._queues = queues
         self._repeated = repeated
+        self._pending = pending
         self._forget_topic = forget_topic
         self.leader_starts: list[tuple[int, int]] = []
         """The starts of the leader's log: (position of the record that says so, where the log begins)."""
 
-    def begin_behind_the_start(self) -> None:
-        """Notes that this log is empty, and begins behind the start of the leader's log."""
+    def begin_behind_the_start(self, position: int) -> None:
+        """Notes that this log is empty, and begins at `position`, behind the start of the leader's log."""
         self._repeated.begin_partial()
+        self._pending.rows_from = position
 
     def apply(self, block: ForeignBlock) -> list[AppendRequest]:
         """Applies the appends of a block to everything that follows the log, and returns them."""
@@ -195,7 +199,7 @@ class Follower:
         )
         if blocks and is_empty and position:
             commit_log.begin_at(position)
-            self._followers.begin_behind_the_start()
+            self._followers.begin_behind_the_start(position)
         for block in blocks:
             self._store(block)
         return commit_log.tail.position

@@ -305,6 +305,7 @@ class Store:
         self._front = LogFront(
             self._queues,
             self._repeated,
+            append_size_max_bytes=self.append_size_max_bytes,
             end_position=self.positions.appended,
             times=self._times,
         )
@@ -353,6 +354,7 @@ class Store:
                 self._machine_of,
                 self._queues,
                 self._repeated,
+                self.pending,
                 self._forget_topic,
             )
             leadership.follower = Follower(

@@ -9,6 +9,7 @@ import pytest
 
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.queues.selection import ENTRY_SIZE_BYTES
+from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.send_errors import SequenceExpiredError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
@@ -17,6 +18,7 @@ from tests.support.lost_files import lose
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, commit, committed, open_store, read_all
+from .test_following import disk_of
 
 CACHES = ("config", "checkpoint", "consumequeue", "index", "repeatedsends", "boundaries")
 
@@ -208,6 +210,37 @@ def test_a_slice_of_producers_has_few_enough_runs_for_one_record() -> None:
     assert of(1 << 60, 100, 5) == []
 
 
+def test_what_is_carried_needs_no_larger_appends_than_a_segment_takes() -> None:
+    """All states together, and those of one producer, are larger than a segment."""
+    store = open_store(SimDisk(), segment=4096)
+    names = [f"topic-with-a-long-name-{number}" for number in range(60)]
+    store.topics.put([TopicConfig(name) for name in names[:30]])
+    store.topics.put([TopicConfig(name) for name in names[30:]])
+    for name in names:
+        commit(store, "a-group-with-a-name", name, 0, 0)
+        store.groups.put(GroupSettings(f"group-of-{name}", retry_delays_ms=tuple(range(20))))
+        store.append([make_request([b"x"], topic=name)])
+    for sequence in range(300):
+        for producer_id in (1, 2, 3) if sequence < 40 else (1,):
+            request = make_request([b"x"], topic=names[sequence % 2], producer_id=producer_id, sequence=sequence)
+            store.append([request])
+    store.checkpoint()
+    expected = told(store)
+    cut = store.appended_position // 4096 * 4096
+    store.delete_segments_below(cut)
+    assert store.min_position == cut
+    store.flush()
+    again = open_store(only_the_log(disk_of(store)), segment=4096)
+    for store_ in (store, again):
+        assert told(store_)["offsets"] == expected["offsets"]
+        assert told(store_)["topics"] == expected["topics"]
+        assert len(store_.groups.all()) == 60
+        for producer_id, sequence in ((1, 299), (2, 0), (3, 39)):
+            assert store_._repeated.admit(producer_id, 0, sequence, 1, topic=names[sequence % 2]) is not None
+    with pytest.raises(SequenceExpiredError):
+        again._repeated.admit(1, 0, 0, 1, topic=names[0])
+
+
 def test_producers_that_have_rested_are_not_carried() -> None:
     disk, clock = SimDisk(), ManualClock()
     store = worn_store(disk, clock)
@@ -217,7 +250,7 @@ def test_producers_that_have_rested_are_not_carried() -> None:
     fill(store, 1)
     store.checkpoint()
     cut = 2 * SEGMENT
-    assert not any(carry.func.__name__ == "_producers" for carry in store._front.carry(cut))  # type: ignore[attr-defined]
+    assert not any(carry.body_of == store._front._producers for carry in store._front.carry(cut))
 
 
 def test_a_disk_that_gives_no_more_can_be_freed() -> None:

@@ -43,3 +43,15 @@ def test_what_is_told_of_another_incarnation_counts_no_more() -> None:
     assert ReplayedLetters.load(known.dump()).dump() == known.dump()
     known.forget("g")
     assert known.dump() == []
+
+
+def test_a_group_is_said_again_before_its_first_record_goes_not_only_its_newest() -> None:
+    known = ReplayedLetters()
+    known.note(told("g", 1, 0, 5), 10)
+    known.note(told("g", 1, 7, 9), 20)
+    known = ReplayedLetters.load(known.dump())
+    assert known.below(10) == []
+    (again,) = known.told(known.below(15), 15)
+    assert again == told("g", 1, 0, 5, 7, 9)
+    known.note(again, 30)
+    assert known.below(30) == []

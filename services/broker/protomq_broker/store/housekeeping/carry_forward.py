@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from protomq.v1.state_pb2 import TimerEnd
 from protomq.wire.topics import TIMER_TOPIC, TRANSACTIONS_TOPIC
-from protomq_broker.store.errors import StoreError
+from protomq_broker.store.errors import AppendTooLargeError, StoreError
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.commit_log import Reserve
 from protomq_broker.store.log.positions import Positions
@@ -120,7 +120,7 @@ class CarryForward:
                 self._on_writer(partial(self._carry, machine.topic, carry))
         self._sync()
         start = self._front.start_record(cut, chain_at_end(self._folder.at(cut - 1)))
-        self._on_writer(partial(self._carry, self._front.topic, lambda: start))
+        self._on_writer(partial(self._carry, self._front.topic, Carrier(lambda _: start, ())))
         self._sync()
 
     def tell_untold(self) -> None:
@@ -135,10 +135,18 @@ class CarryForward:
             log.warning("some states have no record yet: %s", error)
 
     def _carry(self, topic: str, carry: Carrier) -> None:
-        """Appends one slice of a state on the writer thread, with its present values."""
+        """Appends one slice of a state on the writer thread, with its present values; in several appends if segments are small."""
         body = carry()
-        if body:
+        if not body:
+            return
+        try:
             self._store.append_state(topic, [body], Reserve.CARRIED)
+        except AppendTooLargeError:
+            halves = carry.halves()
+            if halves is None:
+                raise
+            for half in halves:
+                self._carry(topic, half)
 
     def _sync(self) -> None:
         position = self._store.positions.appended

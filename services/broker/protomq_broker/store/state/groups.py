@@ -4,7 +4,7 @@
                             requests that were done
     config/groups.json      {"position": n, "groups": {"<name>": [position, "<GroupSettings in hexadecimal>"], …},
                              "sent_back": "<rows of requests in hexadecimal>",
-                             "replayed": [["<group>", incarnation, position, [start, end, …]], …]}
+                             "replayed": [["<group>", incarnation, since, [start, end, …]], …]}
 
 Rules:
 - The records are the truth, the file is a cache (`snapshots.py`). A group's position is where its newest record stands.
@@ -163,9 +163,9 @@ class GroupTable:
             names = [name for name, position in self._positions.items() if position < cut]
             keys, groups = self._sent_back.below(cut), self._replayed.below(cut)
         return [
-            *(partial(self._carried, part, cut) for part in _slices(names, CARRIED_COUNT)),
-            *(partial(self._carried_keys, part, cut) for part in _slices(keys, CARRIED_KEY_COUNT)),
-            *(partial(self._carried_replays, [group], cut) for group in groups),
+            *(Carrier(partial(self._carried, cut=cut), part) for part in _slices(names, CARRIED_COUNT)),
+            *(Carrier(partial(self._carried_keys, cut=cut), part) for part in _slices(keys, CARRIED_KEY_COUNT)),
+            *(Carrier(partial(self._carried_replays, cut=cut), [group]) for group in groups),
         ]
 
     def unsaved(self) -> Snapshot | None:

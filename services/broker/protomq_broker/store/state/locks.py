@@ -137,7 +137,7 @@ class LockTable:
         with self._lock:
             keys = [key for key, position in self._positions.items() if position < cut]
         return [
-            partial(self._carried, keys[start : start + CARRIED_COUNT], cut)
+            Carrier(partial(self._carried, cut=cut), keys[start : start + CARRIED_COUNT])
             for start in range(0, len(keys), CARRIED_COUNT)
         ]
 

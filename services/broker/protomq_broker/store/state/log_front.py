@@ -14,7 +14,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -27,7 +26,7 @@ from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.log_reader import LogReader
 
 from .machine import Carrier, Snapshot
-from .repeated_sends import RepeatedSends
+from .repeated_sends import RUNS_TOLD_MAX, RepeatedSends
 from .send_errors import RETRY_MAX_MS
 
 QUEUES_COUNT: Final = 1_000
@@ -36,6 +35,9 @@ PRODUCERS_COUNT: Final = 100
 """Producers in a slice."""
 RUNS_COUNT: Final = 8_192
 """Runs of sequences in a slice. Each has 32 octets, and may be of a queue of its own with the longest name: 2.5 MiB of 4."""
+
+_RECORD_SIZE_BYTES: Final = 128
+"""More than a record of %SYS%LOG has beside its body."""
 
 _Queue = tuple[ConsumeQueue, int]
 """A queue, and the first offset that it will have."""
@@ -51,6 +53,7 @@ class LogFront:
         queues: ConsumeQueueTable,
         repeated: RepeatedSends,
         *,
+        append_size_max_bytes: int,
         end_position: int,
         times: Callable[[int], tuple[int, int]],
     ) -> None:
@@ -58,6 +61,7 @@ class LogFront:
         self.replay_from = end_position
         self._queues = queues
         self._repeated = repeated
+        self._append_size_max_bytes = append_size_max_bytes
         self._times = times
 
     def apply(self, body: bytes, position: int) -> Sequence[str]:
@@ -78,12 +82,12 @@ class LogFront:
         ]
         queues.sort(key=lambda found: (found[0].topic, found[0].queue_id))
         for start in range(0, len(queues), QUEUES_COUNT):
-            carriers.append(partial(self._ends_of, queues[start : start + QUEUES_COUNT]))
+            carriers.append(Carrier(self._ends_of, queues[start : start + QUEUES_COUNT]))
         time_ms, end_time_ms = self._times(cut)
         limit_ms = end_time_ms - RETRY_MAX_MS
         if time_ms > limit_ms:
             slices = self._repeated.producers_since(limit_ms, PRODUCERS_COUNT, RUNS_COUNT)
-            carriers += [partial(self._producers, ids) for ids in slices]
+            carriers += [Carrier(self._producers, ids) for ids in slices]
         return carriers
 
     def start_record(self, position: int, crc32c: int | None) -> bytes:
@@ -120,8 +124,13 @@ class LogFront:
         return record.SerializeToString()
 
     def _producers(self, ids: Sequence[int]) -> bytes:
-        """What is known of producers at this moment. The writer."""
-        return LogRecord(producers=self._repeated.told_of(ids)).SerializeToString()
+        """What is known of producers at this moment. The writer. Of one whose runs fit into no append, only the newest are told."""
+        runs_max = RUNS_TOLD_MAX
+        while True:
+            body = LogRecord(producers=self._repeated.told_of(ids, runs_max)).SerializeToString()
+            if len(ids) > 1 or runs_max == 1 or len(body) + _RECORD_SIZE_BYTES <= self._append_size_max_bytes:
+                return body
+            runs_max //= 2
 
 
 def tell(

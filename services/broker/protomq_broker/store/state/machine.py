@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,8 +29,24 @@ from protomq_broker.store.log.append import AppendRequest, RecordRegion
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.log_reader import LogReader
 
-Carrier = Callable[[], bytes]
-"""Called on the writer thread: the body of a record that says again what is alive at this moment; b"" if nothing is."""
+
+class Carrier(NamedTuple):
+    """A slice of what is carried forward. Called on the writer thread, it gives the body of a record that says again what of its items is
+    alive at this moment; b"" if nothing is.
+    """
+
+    body_of: Callable[[Sequence[Any]], bytes]
+    items: Sequence[Any]
+
+    def __call__(self) -> bytes:
+        return self.body_of(self.items)
+
+    def halves(self) -> tuple[Carrier, Carrier] | None:
+        """Two that say the same; None if there is but one item."""
+        middle = len(self.items) // 2
+        if not middle:
+            return None
+        return self._replace(items=self.items[:middle]), self._replace(items=self.items[middle:])
 
 
 class Snapshot(NamedTuple):

@@ -124,7 +124,7 @@ class ConsumerOffsets:
         """See `StateMachine`."""
         keys = self.keys_below(cut)
         return [
-            partial(self.record_of, keys[start : start + CARRIED_COUNT], cut)
+            Carrier(partial(self.record_of, position=cut), keys[start : start + CARRIED_COUNT])
             for start in range(0, len(keys), CARRIED_COUNT)
         ]
 

@@ -141,7 +141,7 @@ class PopState:
                     open_count = 0
                 slices[-1].append(key)
                 open_count += 10 + len(known.open)
-        return [partial(self._statement_of, keys, cut) for keys in slices]
+        return [Carrier(partial(self._statement_of, cut=cut), keys) for keys in slices]
 
     def _statement_of(self, keys: Sequence[QueueOfGroup], cut: int) -> bytes:
         record = PopRecord(time_ms=self.time_ms)

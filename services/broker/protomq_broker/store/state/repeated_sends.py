@@ -282,11 +282,11 @@ class RepeatedSends:
         bounds = np.flatnonzero((np.diff(by_count) != 0) | (np.diff(by_runs) != 0)) + 1
         return [part.tolist() for part in np.split(ids, bounds)]
 
-    def told_of(self, producer_ids: Sequence[int]) -> KnownProducers:
-        """What is known of producers at this moment, for `take_told`. The writer thread."""
+    def told_of(self, producer_ids: Sequence[int], runs_max: int = RUNS_TOLD_MAX) -> KnownProducers:
+        """What is known of producers at this moment, of each the newest runs, for `take_told`. The writer thread."""
         table = self._table
         rows = [row for row in map(table.find, producer_ids) if row >= 0]
-        columns, older = table.copy(rows, RUNS_TOLD_MAX)
+        columns, older = table.copy(rows, runs_max)
         runs = np.frombuffer(b"".join(older), "<u8").reshape(-1, RUN_FIELDS).copy()
         numbers, last = np.unique(np.append(columns["queue"], runs[:, 2]), return_inverse=True)
         columns["queue"] = last[: len(columns)]

@@ -48,12 +48,14 @@ class OffsetRuns:
 
 
 class _Replayed:
-    __slots__ = ("incarnation", "position", "runs")
+    """Of one group. `since`: position of the first record that is needed for knowing it."""
 
-    def __init__(self, incarnation: int) -> None:
+    __slots__ = ("incarnation", "runs", "since")
+
+    def __init__(self, incarnation: int, since: int) -> None:
         self.incarnation = incarnation
         self.runs = OffsetRuns()
-        self.position = 0
+        self.since = since
 
 
 _NONE: Final = OffsetRuns()
@@ -74,10 +76,12 @@ class ReplayedLetters:
         """The record at `position` reports these. Readers see the runs as they were, or as they are then."""
         known = self._groups.get(told.consumer_group)
         if known is None or known.incarnation != told.topic_incarnation:
-            known = _Replayed(told.topic_incarnation)
+            known = _Replayed(told.topic_incarnation, position)
         runs = OffsetRuns(known.runs.numbers())
         runs.add_runs(told.runs)
-        known.runs, known.position = runs, position
+        known.runs = runs
+        if runs.numbers() == list(told.runs):  # it says all again
+            known.since = position
         self._groups[told.consumer_group] = known
 
     def forget(self, group: str) -> None:
@@ -85,11 +89,11 @@ class ReplayedLetters:
         self._groups.pop(group, None)
 
     def below(self, position: int) -> list[str]:
-        """Groups whose newest record stands before `position`."""
-        return [group for group, known in self._groups.items() if known.position < position]
+        """Groups of which a record is needed that stands before `position`."""
+        return [group for group, known in self._groups.items() if known.since < position]
 
     def told(self, groups: Iterable[str], position: int) -> list[ReplayedDeadLetters]:
-        """What is known of those of `groups` whose newest record still stands before `position`, to be said again."""
+        """What is known of those of `groups` of which a record is still needed that stands before `position`, to be said again."""
         return [
             ReplayedDeadLetters(
                 consumer_group=group,
@@ -97,13 +101,13 @@ class ReplayedLetters:
                 runs=known.runs.numbers(),
             )
             for group in groups
-            if (known := self._groups.get(group)) is not None and known.position < position
+            if (known := self._groups.get(group)) is not None and known.since < position
         ]
 
     def dump(self) -> list[Any]:
         """All that is known, for a file."""
         return [
-            [group, known.incarnation, known.position, known.runs.numbers()]
+            [group, known.incarnation, known.since, known.runs.numbers()]
             for group, known in self._groups.items()
         ]
 
@@ -111,7 +115,7 @@ class ReplayedLetters:
     def load(cls, content: Sequence[Any]) -> ReplayedLetters:
         """What `dump` gave."""
         found = cls()
-        for group, incarnation, position, numbers in content:
-            known = found._groups[str(group)] = _Replayed(int(incarnation))
-            known.position, known.runs = int(position), OffsetRuns(map(int, numbers))
+        for group, incarnation, since, numbers in content:
+            known = found._groups[str(group)] = _Replayed(int(incarnation), int(since))
+            known.runs = OffsetRuns(map(int, numbers))
         return found

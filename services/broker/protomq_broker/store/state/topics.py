@@ -370,7 +370,7 @@ class TopicTable:
         ]
         if self._untold and not slices:
             slices = [[]]
-        return [partial(self._carried, part, cut) for part in slices]
+        return [Carrier(partial(self._carried, cut=cut), part) for part in slices]
 
     def unsaved(self) -> Snapshot | None:
         """See `StateMachine`."""

@@ -76,7 +76,7 @@ class PendingTimers:
 
     Attributes:
         entries_from, removals_from: after `load`: what the log has below these positions is in it already.
-        rows_from: no row stands before this position: what the log says of earlier ones is of segments that are gone.
+        rows_from: no row stands before this position. What the log says of earlier ones is of segments that were gone when it was taken in.
         damage: after `load`: why its files were not taken over; "" if they were.
         met_damage: why the files have to be rebuilt while others use them; "" if they hold, as far as is known.
         is_rebuilding: not everything is here yet.
@@ -321,6 +321,7 @@ class PendingTimers:
             self._frozen = PendingState(
                 entries_up_to,
                 removals_up_to,
+                self.rows_from,
                 *counts,
                 self.log_time_ms,
                 self._horizon,
@@ -579,6 +580,7 @@ class PendingTimers:
         self._count, self._size_bytes = state.pending_count, state.pending_bytes
         self.log_time_ms = state.log_time_ms
         self.entries_from, self.removals_from = state.entries_up_to, state.removals_up_to
+        self.rows_from = state.rows_from
         (rows,) = state.rows
         within = through(rows, self._horizon)
         self._set_near(merge_rows([rows[within]], keep_removals=False))

@@ -1,8 +1,8 @@
 """The state file of the timer: what a checkpoint knew of the delayed messages. A start reads it with the runs that it names.
 
-    timer/pending.bin   state file (`side_files.py`): entries up to u64, removals up to u64, pending rows u64 and octets of their records
-                        u64, log time u64, horizon (due_ms u64, position u64), next run number u64, number of runs u64, then number u64
-                        and index of the next row u64 of each run, then rows (`timer_rows.py`)
+    timer/pending.bin   state file (`side_files.py`): entries up to u64, removals up to u64, rows from u64, pending rows u64 and octets of
+                        their records u64, log time u64, horizon (due_ms u64, position u64), next run number u64, number of runs u64,
+                        then number u64 and index of the next row u64 of each run, then rows (`timer_rows.py`)
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .timer_rows import ROW, Key
 
 STATE_FILE_NAME: Final = "pending.bin"
 
-_MAGIC: Final = b"PMQTMP01"
-_HEAD: Final = struct.Struct("<QQQQQQQQQ")
+_MAGIC: Final = b"PMQTMP02"
+_HEAD: Final = struct.Struct("<QQQQQQQQQQ")
 _RUN: Final = struct.Struct("<QQ")
 _PART_ROWS: Final = 32 << 10
 
@@ -32,6 +32,7 @@ class PendingState(NamedTuple):
 
     Attributes:
         entries_up_to, removals_up_to: what the log has below these positions is in it.
+        rows_from: it knows no row before this position; see `PendingTimers`.
         pending_count, pending_bytes: rows that are pending, and the size of their records.
         log_time_ms: the latest that a record of %SYS%TIMER tells.
         horizon: all rows up to this key are in `rows`; rows behind it may stand in runs.
@@ -42,6 +43,7 @@ class PendingState(NamedTuple):
 
     entries_up_to: int
     removals_up_to: int
+    rows_from: int
     pending_count: int
     pending_bytes: int
     log_time_ms: int
@@ -69,7 +71,7 @@ def read_state(disk: Disk, folder: str) -> PendingState | None:
     content = read_state_file(disk, f"{folder}/{STATE_FILE_NAME}", _MAGIC)
     if content is None:
         return None
-    entries, removals, count, size, log_time_ms, due_ms, position, next_number, run_count = (
+    entries, removals, rows_from, count, size, log_time_ms, due_ms, position, next_number, run_count = (
         _HEAD.unpack_from(content)
     )
     end = _HEAD.size + run_count * _RUN.size
@@ -77,7 +79,7 @@ def read_state(disk: Disk, folder: str) -> PendingState | None:
     rows = [np.frombuffer(content, ROW, offset=end)]
     horizon = Key(due_ms, position)
     return PendingState(
-        entries, removals, count, size, log_time_ms, horizon, next_number, runs, rows
+        entries, removals, rows_from, count, size, log_time_ms, horizon, next_number, runs, rows
     )
 
 
