@@ -442,8 +442,8 @@ class DamagedMessage(StoredMessage):
         super().__init__(body, rest, queue_offset, queue)
         self._record = record
 
-    @property
-    def body(self) -> bytes:  # type: ignore[misc, override]
+    @property  # type: ignore[misc]
+    def body(self) -> bytes:  # type: ignore[override]
         """Raises CorruptMessageError."""
         raise self._damage()
 
