@@ -1,9 +1,9 @@
 """Brokers that decide who leads, etcd, the network between them and all their clocks, on one seed and in one thread.
 
-Faults: kills, power cuts, pauses, suspends, links cut one way or both, etcd away, answers lost or late by seconds, requests done long after
-their time-out, wall clocks that jump, logs whose ends a start cuts (torn writes, or damage that looks like one), replaced stores, operators
-who order switches and unclean promotions, folders that go back to an older copy, copies of stores that start beside them, elected brokers
-whose disk does not take the new epoch, an etcd that loses its data.
+Faults: kills, power cuts, pauses, suspends, links cut one way or both, etcd away, etcd full, answers lost or late by seconds, requests
+done long after their time-out, wall clocks that jump, logs whose ends a start cuts (torn writes, or damage that looks like one), replaced
+stores, operators who order switches and unclean promotions, folders that go back to an older copy, copies of stores that start beside
+them, elected brokers whose disk does not take the new epoch, an etcd that loses its data.
 
 Rules (the letters are those of docs/reliability.md)
     L1  each epoch has one writer, and a later election has a higher epoch
@@ -38,7 +38,7 @@ from protomq_ha.cluster_state import (
     Transaction,
     encode_order,
 )
-from protomq_ha.leadership_values import Ask, Role
+from protomq_ha.leadership_values import Ask, Refused, Role
 from protomq_ha.orders import OrderStandsError
 
 from .checker import Violation
@@ -117,6 +117,7 @@ class LeadershipWorld:
         self.folders = 0
         # The same without faults in such moments.
         self.moments = Random(f"moments of {seed}")
+        self.refusals = Random(f"refusals of {seed}")
         self.hasty = self.moments.choice((0.0, 0.0, 0.3)) if has_faults else mood.hasty
         self.block = self.moments.choice((2, BLOCK)) if self.hasty else BLOCK
         self.answers_late_ms: dict[str, float] = {}
@@ -221,6 +222,8 @@ class LeadershipWorld:
         self.note_before()
         revision, election = self.etcd.revision, self.etcd.view.election
         result = self.etcd.do(ask.request, self.now_ms)
+        if isinstance(result, Refused) and isinstance(ask.request, Transaction) and self.refusals.random() < 0.1:
+            self.etcd.commit(ask.request)  # a quota that it has just reached
         if election and self.etcd.view.election != election:
             self.say("L8", f"{broker.disk.member} gives the election {election} the number {self.etcd.view.election}")
         if isinstance(ask.request, Transaction) and self.etcd.revision != revision:
@@ -403,6 +406,10 @@ class LeadershipWorld:
             other = "etcd" if kind == "cut etcd" else rng.choice([each.name for each in self.brokers])
             links = rng.choice(([(broker.name, other)], [(other, broker.name)], [(broker.name, other), (other, broker.name)]))
             self.cut_for(length_ms, *links)
+        elif kind == "etcd away" and self.refusals.random() < 0.4:
+            self.fired["etcd refuses"] += 1
+            self.etcd.refusal, self.etcd.refuses_reads = "no space", self.refusals.random() < 0.5
+            self.at(length_ms, self.stop_refusing)
         elif kind == "etcd away":
             self.etcd.is_up = False
             self.at(length_ms, lambda: self.etcd.come_back(self.now_ms))
@@ -579,6 +586,10 @@ class LeadershipWorld:
                 broker.send()
         self.at(SEND_EVERY_MS, self.clients)
 
+    def stop_refusing(self) -> None:
+        """Etcd has room, and asks for no password."""
+        self.etcd.refusal = ""
+
     def heal(self) -> None:
         """All faults end; then somebody must lead."""
         for copy in self.brokers[self.count :]:
@@ -587,6 +598,7 @@ class LeadershipWorld:
         self.cut.clear()
         if not self.etcd.is_up:
             self.etcd.come_back(self.now_ms)
+        self.stop_refusing()
         for broker in self.brokers:
             broker.paused_until_ms = self.now_ms
             self.wake(broker)

@@ -180,6 +180,7 @@ def test_one_broker_leads_at_a_time_and_has_all_that_was_acknowledged() -> None:
         "elected unclean",
         "returned",
         "etcd away",
+        "etcd refuses",
         "suspend",
         "ahead of a restored etcd",
         "restored under brokers",

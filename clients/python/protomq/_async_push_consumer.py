@@ -174,6 +174,7 @@ class AsyncPushConsumer(PushBase):
         """See PushConsumer.start."""
         self._check_may_start()
         starting = _Starting()
+        self._fork_count = _forks.fork_count
         self._starting, self._loop = starting, asyncio.get_running_loop()
         try:
             await self._begin(starting)
@@ -210,7 +211,7 @@ class AsyncPushConsumer(PushBase):
         if not has_begun:
             self._is_ending = True
             return
-        self._consumer, self._fork_count = consumer, _forks.fork_count
+        self._consumer = consumer
         self._watch = LoopWatch(lambda: [one for one in self._listeners.copy().values() if one.is_coroutine])
         loop = asyncio.get_running_loop()
         self._own_tasks = [
@@ -224,6 +225,8 @@ class AsyncPushConsumer(PushBase):
         It goes on where the caller is cancelled. A second call waits for it, and no longer than its own time-out for coroutines.
         """
         within_s = self.options.drain_timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s, zero=True)
+        if self._is_left_behind:
+            return 0
         self._stop_wanted.set()
         if self._starting is not None:
             self._check_loop()
@@ -371,16 +374,20 @@ class AsyncPushConsumer(PushBase):
 
     def suspend(self) -> None:
         """See PushConsumer.suspend."""
+        self._check_is_here()
         self._state.is_suspended = True
 
     def resume(self) -> None:
         """See PushConsumer.resume."""
+        self._check_is_here()
         self._state.resume()
         self._in_loop(self._wake)
 
     def set_concurrency(self, concurrency: int) -> None:
         """So many tasks from now on; those that are too many end after what they have. Any thread."""
-        self._concurrency = self._checked_concurrency(concurrency)
+        concurrency = self._checked_concurrency(concurrency)
+        self._check_is_here()
+        self._concurrency = concurrency
         self._in_loop(self._begin_tasks)
 
     @property

@@ -238,7 +238,7 @@ class HookPoints:
         try:
             return bool(hook.keeps(message))
         except BaseException as error:
-            if _ends_the_program(error):
+            if ends_the_program(error):
                 raise
             self._say(hook, "keeps", error)
             return True
@@ -292,7 +292,7 @@ class HookPoints:
         try:
             getattr(hook, name)(context)
         except BaseException as error:  # sys.exit() in a hook ends no thread of ours.
-            if _ends_the_program(error):
+            if ends_the_program(error):
                 raise
             self._say(hook, name, error)
 
@@ -305,7 +305,7 @@ class HookPoints:
             )
 
 
-def _ends_the_program(error: BaseException) -> bool:
+def ends_the_program(error: BaseException) -> bool:
     """On the main thread Ctrl-C, and the exit of a signal's handler, may come while a hook runs. Within a loop handlers do not raise."""
     if not isinstance(error, KeyboardInterrupt | SystemExit) or threading.current_thread() is not threading.main_thread():
         return False

@@ -86,10 +86,7 @@ class LocalOffsets:
     def open(self) -> dict[MessageQueue, StoredOffset]:
         """Takes the file, and reads it. Raises ConfigurationError if another consumer has it, or the folder cannot be used."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = self.path.with_suffix(".lock").open("ab")
-            if fcntl is not None:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take()
         except BlockingIOError:
             self.close()
             raise ConfigurationError(
@@ -111,8 +108,17 @@ class LocalOffsets:
             logger.error("%s is damaged, put aside as %s, consuming as if there were none: %s", self.path, aside.name, error)
             return {}
 
+    def _take(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = self.path.with_suffix(".lock").open("ab")
+        if fcntl is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def save(self, offsets: Mapping[MessageQueue, StoredOffset]) -> None:
-        """Replaces the file, durably. Raises OSError; then the old one is as it was."""
+        """Replaces the file, durably. Raises OSError; then the old one is as it was. Makes a folder again that somebody has deleted."""
+        if not self.path.parent.exists():
+            self.close()
+            self._take()
         beside = self.path.with_suffix(".new")
         with beside.open("wb") as file:
             file.write(encode(offsets))

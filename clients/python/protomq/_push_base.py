@@ -228,6 +228,15 @@ class PushBase(OfOneProcess):
         if self._consumer is not None or self._starting is not None or self._is_ending:
             raise ConfigurationError("a push consumer is started once; make another one")
 
+    @property
+    def _is_left_behind(self) -> bool:
+        """In a forked child: threads, tasks, and who holds the locks, are its parent's."""
+        return (self._consumer is not None or self._starting is not None) and self._fork_count != _forks.fork_count
+
+    def _check_is_here(self) -> None:
+        if self._is_left_behind:
+            raise ConfigurationError(f"the consumer of group {self.group!r} runs in the process that has started it, not in this child")
+
     def _look(self) -> None:
         """Something else is wanted."""
 

@@ -187,6 +187,7 @@ class PushConsumer(PushBase):
         """
         self._check_may_start()
         starting = _Starting()
+        self._fork_count = _forks.fork_count
         try:
             self._starting = starting
             self._begin(starting)
@@ -225,7 +226,7 @@ class PushConsumer(PushBase):
         if not has_begun:
             self._is_ending = True
             return
-        self._consumer, self._fork_count = consumer, _forks.fork_count
+        self._consumer = consumer
         for name, run in (("protomq-push", self._poll_until_end), ("protomq-push-back", self._give_back_until_end)):
             thread = threading.Thread(target=self._until_death, args=(run,), name=name, daemon=True)
             self._threads.append(thread)
@@ -240,8 +241,11 @@ class PushConsumer(PushBase):
         on the consumer's threads, a hook or an allocation, must call `request_stop` instead.
 
         It ends a `start` that is under way in another thread. In the same one, as in a signal's handler, it only says that it is to end.
+        In a forked child, as at the end of a `with`, it does nothing: the consumer is the parent's.
         """
         within_s = self.options.drain_timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s, zero=True)
+        if self._is_left_behind:
+            return 0
         self._stop_wanted.set()
         thread = threading.current_thread()
         if thread in self._pool or thread in self._threads:
@@ -371,11 +375,13 @@ class PushConsumer(PushBase):
 
     def suspend(self) -> None:
         """Starts no more listeners until `resume`; running ones go on."""
+        self._check_is_here()
         with self._lock:
             self._state.is_suspended = True
 
     def resume(self) -> None:
         """Starts listeners again after `suspend`, in a moment: what a reset of the group's offset has skipped is dropped before."""
+        self._check_is_here()
         with self._lock:
             self._state.resume()
         self._wake()
@@ -383,6 +389,7 @@ class PushConsumer(PushBase):
     def set_concurrency(self, concurrency: int) -> None:
         """Sets the number of listener threads. Surplus threads end after their present work."""
         concurrency = self._checked_concurrency(concurrency)
+        self._check_is_here()
         with self._lock:
             self._concurrency = concurrency
             if self._consumer is None or self._state.is_stopping:

@@ -6,6 +6,8 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from ._hook_points import ends_the_program
+from ._late_imports import fork_waits
 from ._types import MessageQueue
 from .errors import WrongTypeError
 
@@ -54,14 +56,25 @@ def told(method: ListenerMethod, queues: Sequence[MessageQueue]) -> Awaitable[No
     """Calls a method of a listener; an error is logged. What it returned is to be awaited if it can be."""
     try:
         result = method(queues)
-    except Exception:
+    except BaseException as error:
+        if ends_the_program(error):
+            raise
         logger.exception("the queue listener's %s failed", method.__name__)
         return None
     return _awaited(result, method.__name__) if inspect.isawaitable(result) else None
 
 
 async def _awaited(result: Awaitable[None], name: str) -> None:
+    with fork_waits:
+        import asyncio
     try:
         await result
-    except Exception:
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        logger.exception("the queue listener's %s failed", name)
+    except BaseException as error:
+        if ends_the_program(error):
+            raise
         logger.exception("the queue listener's %s failed", name)

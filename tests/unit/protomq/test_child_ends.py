@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+
+from protomq import AsyncPushConsumer, PushConsumer
+from protomq.errors import ConfigurationError
 
 PROGRAM = """
 import os, sys
@@ -78,3 +86,28 @@ def test_a_child_ends_where_it_comes_back(kind: str, way: str, code: int, said: 
     assert lines == ["0", "not flushed yet", f"code {code}", "1", "2", "end"]
     assert said in done.stderr
     assert done.returncode == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("make", [PushConsumer, AsyncPushConsumer])
+@pytest.mark.parametrize("starting", [False, True])
+def test_in_a_forked_child_nothing_of_a_consumer_is_waited_for(make: Callable[[str], Any], starting: bool) -> None:
+    consumer = make("g")
+    # As if it ran in the parent, where another thread holds the lock.
+    consumer._starting, consumer._consumer = (object(), None) if starting else (None, object())
+    lock = getattr(consumer, "_lock", None)
+    if lock is not None:
+        lock.acquire()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        try:
+            for call in (consumer.suspend, consumer.resume, lambda: consumer.set_concurrency(3)):
+                with pytest.raises(ConfigurationError, match="in the process that has started it"):
+                    call()
+            left = consumer.stop()
+            os._exit(asyncio.run(left) if asyncio.iscoroutine(left) else left)
+        finally:
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    consumer._starting = consumer._consumer = None

@@ -18,7 +18,6 @@ SDK = Path(protomq.__file__).parent
 FIRST_CALL = """
 import asyncio, importlib.abc, os, signal, sys, threading, time, warnings
 from protomq import AsyncProducer, Producer
-from protomq._async_transport import AsyncTransport
 from protomq._transport import SyncTransport
 from protomq.errors import NoRouteError
 warnings.simplefilter("ignore")  # It forks with threads, that is the matter here.
@@ -53,12 +52,6 @@ def send_async():
 def open_grpc():
     SyncTransport()._grpc_link("127.0.0.1:1").close()
 
-async def open_grpc_from_coroutine():
-    AsyncTransport()._grpc_link("127.0.0.1:1")  # In the child gRPC cannot close it.
-
-def open_grpc_async():
-    asyncio.run(open_grpc_from_coroutine())
-
 thread = threading.Thread(target={function})
 thread.start()
 assert importing.wait(60)
@@ -79,7 +72,6 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         ("send_async", "protomq.v1.route_service_pb2"),
         ("open_grpc", "protomq._grpc_transport"),
         ("open_grpc", "grpc._channel"),  # The first channel imports it.
-        ("open_grpc_async", "protomq._grpc_transport"),
     ],
 )
 def test_a_child_forked_during_the_first_call_calls(function: str, module: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -94,6 +95,21 @@ def test_a_file_is_kept_over_restarts_and_belongs_to_one(tmp_path: Path) -> None
     other.close()
     first.close()
     again = LocalOffsets(str(tmp_path / "new"), "g%1")
+    assert again.open() == {Q0: StoredOffset(7, 6)}
+    again.close()
+
+
+def test_a_folder_that_was_deleted_meanwhile_is_made_again_and_belongs_to_one(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    first = LocalOffsets(str(folder), "g")
+    first.open()
+    first.save({Q0: StoredOffset(5, 6)})
+    shutil.rmtree(folder)
+    first.save({Q0: StoredOffset(7, 6)})
+    with pytest.raises(ConfigurationError, match="another consumer"):
+        LocalOffsets(str(folder), "g").open()
+    first.close()
+    again = LocalOffsets(str(folder), "g")
     assert again.open() == {Q0: StoredOffset(7, 6)}
     again.close()
 

@@ -14,6 +14,7 @@ from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import ConsumerSteps
 from protomq._filters import NO_FILTER
 from protomq._methods import COMMIT_OFFSETS, GET_OFFSETS, GET_QUEUE_RANGE
+from protomq._queue_listener import told
 from protomq.errors import RequestTimeoutError, TopicRecreatedError, WrongTypeError
 from protomq.v1 import consumer_service_pb2 as pb
 from tests.support.fake_driver import FakeWorld, route_of
@@ -110,12 +111,17 @@ def test_a_seek_in_on_assigned_decides_where_a_queue_begins(world: FakeWorld) ->
     assert steps.state.reset_epoch(Q0) == 0
 
 
+class OwnError(BaseException):
+    """Of a library that wants to get through `except Exception`."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, OwnError, GeneratorExit, asyncio.CancelledError])
 def test_a_listener_that_raises_is_logged_and_the_change_goes_on(
-    world: FakeWorld, caplog: pytest.LogCaptureFixture
+    world: FakeWorld, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
     class Fails(QueueListener):
         def on_assigned(self, queues: Sequence[MessageQueue]) -> None:
-            raise RuntimeError("no")
+            raise error("no")
 
         on_revoked = on_assigned
 
@@ -126,6 +132,30 @@ def test_a_listener_that_raises_is_logged_and_the_change_goes_on(
     assert steps.state.queues == (Q1,)
     failed = "the queue listener's on_assigned failed"
     assert [record.getMessage() for record in caplog.records] == [failed] * 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError, OwnError, SystemExit, asyncio.CancelledError])
+def test_a_coroutine_that_raises_is_logged(caplog: pytest.LogCaptureFixture, error: type[BaseException]) -> None:
+    async def on_assigned(queues: Sequence[MessageQueue]) -> None:
+        raise error("no")
+
+    async def tell() -> None:
+        awaited = told(on_assigned, [])
+        assert awaited is not None
+        await awaited
+
+    with caplog.at_level(logging.ERROR, "protomq"):
+        asyncio.run(tell())
+    assert [record.getMessage() for record in caplog.records] == ["the queue listener's on_assigned failed"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_on_the_main_thread_an_interrupt_and_an_exit_are_the_programs(error: type[BaseException]) -> None:
+    def on_assigned(queues: Sequence[MessageQueue]) -> None:
+        raise error
+
+    with pytest.raises(error):
+        told(on_assigned, [])
 
 
 def test_a_listener_that_changes_the_queues_is_told_of_the_change_afterwards(world: FakeWorld) -> None:

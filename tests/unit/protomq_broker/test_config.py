@@ -83,7 +83,7 @@ def test_what_etcd_or_a_lease_cannot_be_is_refused(values: dict[str, Any], messa
 
 @pytest.mark.parametrize("values", [ELECTED, {"broker_name": "n", "broker_role": "SLAVE"}])
 def test_an_id_that_no_answer_can_hold_is_refused(values: dict[str, Any]) -> None:
-    assert BrokerConfig(**(values | {"broker_id": (1 << 31) - 1}))
+    assert BrokerConfig(**(values | {"broker_id": (1 << 31) - 1})).broker_id == (1 << 31) - 1
     for broker_id in (1 << 31, 1 << 63):
         with pytest.raises(ValueError, match=f"broker_id is {broker_id}; it must be 0 to 2147483647"):
             BrokerConfig(**(values | {"broker_id": broker_id}))

@@ -132,7 +132,7 @@ def test_the_status_of_an_elected_master_counts_no_member_of_its_set_that_does_n
     service._judge()
     status = service.get_ha_status(ha.GetHaStatusRequest(), None)  # type: ignore[arg-type]
     assert (status.in_sync_count, service.verdict.in_sync_count) == (2, 3), "sends wait for all three"
-    assert (status.leadership.late, status.leadership.etcd_problem) == (["2"], "etcd has not answered")
+    assert (list(status.leadership.late), status.leadership.etcd_problem) == (["2"], "etcd has not answered")
 
 
 @pytest.mark.parametrize(("kind", "followers"), [(FakeCall, 0), (FakeGrpcCall, 1)])

@@ -647,12 +647,12 @@ def test_a_candidate_asks_an_etcd_that_refuses_ever_more_seldom(etcd: SimEtcd, r
     slave = Member(etcd, "s", epoch=1, empty=False, broker_id=8)
     slave.tick(50)
     etcd.refusal, etcd.refuses_reads = "no space", refuses_reads
-    asked: list[int] = []
+    asked: list[float] = []
     do, now_ms = etcd.do, 100
 
-    def count_all(request: Request, at_ms: float) -> Result:
+    def count_all(request: Request, now_ms: float) -> Result:
         asked.append(now_ms)
-        return do(request, at_ms)
+        return do(request, now_ms)
 
     etcd.do = count_all  # type: ignore[method-assign, assignment]
     for now_ms in range(100, 63_000, 10):

@@ -170,7 +170,7 @@ def _require_same_records(
 ) -> None:
     """Compares the messages of a region from `index` on with the record fields that stand at `starts` of `data`."""
     sent_starts, sent_ends = _bounds(region, index, len(starts))
-    sent_kinds, kinds = (_words(*place, FLAGS_AT) & FATE_MASK for place in ((region.data, sent_ends), (data, ends)))
+    sent_kinds, kinds = _words(region.data, sent_ends, FLAGS_AT) & FATE_MASK, _words(data, ends, FLAGS_AT) & FATE_MASK
     differs = (_words(data, ends, CRC32C_AT) != _words(region.data, sent_ends, CRC32C_AT)) | (sent_kinds != kinds)
     for row in np.flatnonzero(differs).tolist():
         sent_kind, kind = int(sent_kinds[row]), int(kinds[row])

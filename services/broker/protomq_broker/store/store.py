@@ -215,7 +215,12 @@ class Store:
         seal = seal_before(self._folder, tail.position)
         self._has_lost_its_end = tail.position > 0 and (seal is None or seal.crc32c != tail.crc32c)
         self._log = CommitLog(
-            disk, self._folder, self.positions, epoch=epoch, keep_front=self._files.keep_front
+            disk,
+            self._folder,
+            self.positions,
+            epoch=epoch,
+            keep_front=self._files.keep_front,
+            refuse_ratio=config.disk_refuse_ratio,
         )
         self._flusher = LogFlusher(disk, self._log, self.positions, self._clock.monotonic)
         self.flush = self._flusher.flush
@@ -308,6 +313,7 @@ class Store:
             append_size_max_bytes=self.append_size_max_bytes,
             end_position=self.positions.appended,
             times=self._times,
+            first_position=lambda: self._folder.first_position,
         )
         self.pending = files.pending
         """Delayed messages that are not delivered yet."""
@@ -457,7 +463,7 @@ class Store:
     def _begin_segment(self) -> None:
         """Creates the log's first segment if it has none."""
         try:
-            self._log.position_for(0)
+            self._log.position_for(0, Reserve.CARRIED)  # however full the disk is: what takes messages asks again
         except DiskFullError as error:  # what is there can be read, and deleted
             self._refusals.note_full(str(error))
         self.positions.publish(self._log.tail, ())

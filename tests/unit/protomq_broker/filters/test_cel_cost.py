@@ -1,5 +1,7 @@
 """What a CEL expression may cost: no legal one stops the broker for long, whatever the message."""
 
+import time
+
 import pytest
 from cel_expr_python import cel
 from hypothesis import given, settings
@@ -153,3 +155,55 @@ def test_an_evaluation_makes_no_more_steps_than_it_was_priced_at(expression, pro
     except (RuntimeError, ValueError):
         pass  # A property that is not there. What was done before counts.
     assert ticks.octets * price_ns <= cost.total_ns
+
+
+def largest_accepted(expression_of):
+    """The filter of the most parts that is accepted."""
+    least, most = 1, 4_000
+    accepted = CelFilter(expression_of(1))
+    while least <= most:
+        middle = (least + most) // 2
+        try:
+            accepted, least = CelFilter(expression_of(middle)), middle + 1
+        except FilterError:
+            most = middle - 1
+    return accepted
+
+
+def any_of(part):
+    return lambda count: f"[{','.join([part] * count)}].all(b, b)"
+
+
+def over(body):
+    return lambda count: f"[{','.join(map(str, range(count)))}]{body}"
+
+
+@pytest.mark.parametrize(
+    "expression_of",
+    [
+        any_of("properties.l.contains('xxy')"),
+        any_of(f"properties.l.contains('{'x' * 500}y')"),
+        any_of("properties.l.matches('([ab]a?b?){2}c')"),
+        any_of("size(properties.l + properties.l + properties.l) > 0"),
+        any_of("properties == properties"),
+        over(".map(x, x).map(y, y + 1).size() > 0"),
+        over(f".all(x, {THIRTY}.all(y, x + y >= 0))"),
+        over(".all(x, properties.all(k, properties[k].contains(string(x)) || true))"),
+        lambda count: f"properties.map(k, {'+'.join(['k'] * count)}).size() > 0",
+        lambda count: f"properties.all(k, {'&&'.join(['properties[k] != TAGS'] * count)})",
+    ],
+)
+def test_the_largest_expressions_that_are_accepted_are_done_in_time(expression_of):
+    """At their worst messages. A busy machine takes twice as long as a quiet one, in CPU time too."""
+    condition = largest_accepted(expression_of)
+    front, count = condition._largest
+    count = min(count, front // 12) - 2
+    texts = ["x" * (front - 100), ("ab" * front)[: front - 100]]
+    for properties in ({"l": texts[0]}, {"l": texts[1]}, {f"{number:04x}": "" for number in range(count)}):
+        run = run_of({"properties": properties})
+        taken = []
+        for _ in range(5):
+            began_s = time.thread_time()
+            assert condition.matching(*run).examined == 1
+            taken.append(time.thread_time() - began_s)
+        assert min(taken) < 0.015

@@ -13,7 +13,7 @@ from protomq_broker.store.files.disk import Disk, sync_names_above
 from protomq_broker.store.files.side_files import write_json_file
 from protomq_broker.store.log.append import AppendRequest, ScannedRecords
 from protomq_broker.store.log.checkpoint import Checkpoint
-from protomq_broker.store.log.commit_log import CommitLog
+from protomq_broker.store.log.commit_log import CommitLog, Reserve
 from protomq_broker.store.log.epochs import UNKNOWN_EPOCHS, Epochs
 from protomq_broker.store.log.positions import LogTail, Positions
 from protomq_broker.store.log.record_region import prove_region
@@ -72,13 +72,16 @@ def make_request(
     tag: str = "",
     key: str = "",
     more_keys: Sequence[str] = (),
+    due_time_ms: int | None = None,
 ) -> AppendRequest:
     """A request of as many records as there are bodies."""
     template = RecordTemplate(topic, producer_id, 0)
     front = encode_front((key, *more_keys) if key else (), tag)
     flags = FLAG_MANY_KEYS if more_keys else 0
     records = [
-        template.encode(body, sequence + index, 5, key=key, tag=tag, front=front, flags=flags)
+        template.encode(
+            body, sequence + index, 5, key=key, tag=tag, front=front, flags=flags, due_time_ms=due_time_ms
+        )
         for index, body in enumerate(bodies)
     ]
     payload = b"".join(map(encode_record_field, records))
@@ -107,10 +110,10 @@ class Log:
         self.log = CommitLog(self.disk, self.folder, self.positions)
         self.checkpoint: Checkpoint | None = None
 
-    def append(self, *records: bytes, time_ms: int = 5) -> LogTail:
+    def append(self, *records: bytes, time_ms: int = 5, reserve: Reserve = Reserve.MESSAGES) -> LogTail:
         """Appends records as one group."""
         data = b"".join(records)
-        self.log.position_for(len(data))
+        self.log.position_for(len(data), reserve)
         tail = self.log.append((data,), len(records), time_ms)
         self.positions.publish(tail, ())
         return tail

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import pytest
 
+from protomq.v1.state_pb2 import TimerEnd
+from protomq.wire.topics import TIMER_TOPIC
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.files.disk import DiskUsage
@@ -14,6 +17,7 @@ from protomq_broker.store.log.append import CorruptRecordError
 from protomq_broker.store.log.checkpoint import read_checkpoint
 from protomq_broker.store.log.commit_log import CommitLog
 from protomq_broker.store.store import Store
+from protomq_broker.store.timer.timer import timer_record
 from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .log_helpers import ManualClock, make_request
@@ -233,3 +237,70 @@ def test_once_no_checkpoint_is_possible_any_more_memory_is_given_back_all_the_sa
     assert queue.flushed_offset == queue.end_offset
     assert not queue._buffer[1]
     assert replay_position(disk) == -1
+
+
+@pytest.mark.parametrize("alive", [0, 4])
+@pytest.mark.parametrize("segment_size", [SEGMENT, 4 * SEGMENT])
+def test_a_small_disk_that_fills_faster_than_anybody_looks_is_freed_again_and_again(alive: int, segment_size: int) -> None:
+    """`alive`: every so many messages one is delayed for long, so that it is carried forward."""
+    disk, clock = SimDisk(), ManualClock()
+    disk.capacity_bytes = 1 << 20
+    config = StoreConfig(segment_size_bytes=segment_size, disk_delete_ratio=0.4, disk_force_ratio=0.5, checkpoint_interval_ms=2_000)
+    store = Store.open("/s", config, clock=clock, disk=disk, background=False)
+    firsts, stored = [], [0] * 40
+    for look in range(40):
+        for number in range(1_200):  # more than the disk has room for
+            due_ms = clock.time_ms + 400_000 if alive and number % (20 * alive) < 2 else None
+            try:
+                store.append([make_request([bytes(1_000)], due_time_ms=due_ms)])
+                stored[look] += 1
+            except DiskFullError:
+                break
+        for _ in range(11):
+            clock.time_ms += 1_000
+            turn(store)
+            drop_due(store, clock)
+        firsts.append(store.min_position)
+    assert firsts[-1] > firsts[20] > firsts[8] > 0
+    assert sum(stored[20:]) > 200
+    assert disk.usage("/s").used_ratio < 1.0
+
+
+def drop_due(store: Store, clock: ManualClock) -> None:
+    """What falls due is pending no more."""
+    rows = store.pending.due(clock.time_ms, 64)
+    if len(rows):
+        with suppress(DiskFullError):
+            store.append_state(TIMER_TOPIC, [timer_record(rows, TimerEnd.TIMER_END_DELIVERED, clock.time_ms)])
+
+
+def test_writes_are_refused_on_a_nearly_full_disk_even_if_nothing_can_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, clock = SizedDisk(), ManualClock()
+    store = open_store(disk, clock)
+    fill(store, 4)
+    clock.time_ms += 5_000
+    turn(store)
+
+    def fail(position: int) -> int:
+        raise DiskFullError("no space for the next segment")
+
+    keeper = store._upkeep.keeper
+    monkeypatch.setattr(keeper, "_actions", keeper._actions._replace(delete_segments_below=fail))
+    disk.used_ratio = 0.95
+    clock.time_ms += 10_000
+    turn(store)
+    assert "95.0% full" in store.write_refusal
+
+
+def test_no_segment_is_begun_for_messages_on_a_nearly_full_disk_before_anybody_looks() -> None:
+    disk, clock = SizedDisk(), ManualClock()
+    store = open_store(disk, clock)
+    disk.used_ratio = 0.91
+    with pytest.raises(DiskFullError, match=r"91\.0% full"):
+        fill(store, 4)
+    assert store.appended_position < SEGMENT
+    turn(store)
+    assert f"/s/commitlog/{SEGMENT:020d}" not in disk.files()
+    disk.used_ratio = 0.5
+    store._refusals.refuse("")
+    fill(store, 4)

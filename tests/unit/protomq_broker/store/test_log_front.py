@@ -250,7 +250,7 @@ def test_producers_that_have_rested_are_not_carried() -> None:
     fill(store, 1)
     store.checkpoint()
     cut = 2 * SEGMENT
-    assert not any(carry.body_of == store._front._producers for carry in store._front.carry(cut))
+    assert not any(getattr(carry.body_of, "func", None) == store._front._producers for carry in store._front.carry(cut))
 
 
 def test_a_disk_that_gives_no_more_can_be_freed() -> None:

@@ -27,7 +27,7 @@ from protomq_broker.store.files.side_files import (
 from protomq_broker.store.log.append import CorruptRecordError
 from protomq_broker.store.log.commit_log import CommitLog
 
-from .retention import Look, RetentionRules, RetentionState, SegmentAge, decide
+from .retention import Look, RetentionDecision, RetentionRules, RetentionState, SegmentAge, decide
 
 log = logging.getLogger(__name__)
 
@@ -212,22 +212,33 @@ class Housekeeper:
         )
         decision = decide(self._state, look, self._rules)
         self._state = decision.state
-        if decision.delete_below:
-            first = self._actions.delete_segments_below(decision.delete_below)
-            # Segments that a recovery would need stay until the next checkpoint.
-            count = sum(segment.end_position <= first for segment in decision.delete)
-            if count:
-                log.info("%d segments are deleted: %s", count, decision.reason)
+        # First of all: if nothing can be deleted, messages must not take the space that freeing the disk needs.
         if decision.write_refusal != self._refusal:
             self._refusal = decision.write_refusal
             log.warning("writes: %s", self._refusal or "accepted again")
             self._actions.set_refusal(self._refusal)
+        if decision.delete:
+            self._delete(decision, usage.free_bytes)
         if decision.clock_warning != self._warning:
             self._warning = decision.clock_warning
             log.warning("clock: %s", self._warning or "right again")
         if now_ms >= self._state_due_ms:
             self._state_due_ms = now_ms + STATE_INTERVAL_MS
             self.save()
+
+    def _delete(self, decision: RetentionDecision, free_bytes: int) -> None:
+        # Where all that is alive in them may not fit, they go one by one: each makes space for the next one. All at once, less is written.
+        ends = [segment.end_position for segment in decision.delete]
+        is_tight = free_bytes < sum(segment.size_bytes for segment in decision.delete)
+        first = 0
+        try:
+            for end in ends if is_tight else ends[-1:]:
+                first = self._actions.delete_segments_below(end)
+        finally:
+            # Segments that a recovery would need stay until the next checkpoint.
+            count = sum(segment.end_position <= first for segment in decision.delete)
+            if count:
+                log.info("%d segments are deleted: %s", count, decision.reason)
 
     def _segments(self) -> list[SegmentAge]:
         """The segments that have been written to, oldest first."""

@@ -69,8 +69,12 @@ class CommitLog:
         *,
         epoch: int = 0,
         keep_front: Callable[[int], bool] | None = None,
+        refuse_ratio: float = 1.0,
     ) -> None:
-        """`keep_front` notes durably where the log begins, before segments go; False if the disk is too full for that."""
+        """`keep_front` notes durably where the log begins, before segments go; False if the disk is too full for that.
+
+        `refuse_ratio`: on a disk that is as full, no segment is begun for messages.
+        """
         self.folder = folder
         self.tail = positions.tail
         """Where the writer goes on: ahead of the published tail while an append is under way."""
@@ -84,7 +88,8 @@ class CommitLog:
             folder.segment_size_bytes - 2 * SEAL_SIZE_BYTES - CLOSING_SIZE_BYTES,
         )
         """The most that one append takes, without its seal."""
-        self._reserve_bytes = min(RESERVE_SIZE_MAX_BYTES, folder.segment_size_bytes // 8)
+        self._reserve_bytes = min(RESERVE_SIZE_MAX_BYTES, folder.segment_size_bytes // 2)
+        self._refuse_ratio = refuse_ratio
         self._disk = disk
         self._positions = positions
         self._pwritev = disk.pwritev
@@ -107,11 +112,9 @@ class CommitLog:
             and position + size_bytes + SEAL_SIZE_BYTES + CLOSING_SIZE_BYTES <= segment.end_position
         ):
             if position + size_bytes > segment.end_position - self._reserve_bytes:
-                kept_bytes = self._reserve_bytes * reserve // Reserve.MESSAGES
-                if position + size_bytes > segment.end_position - kept_bytes:
-                    self._make_next(segment)
+                self._keep_reserve(segment, position + size_bytes, reserve)
             return position
-        self._roll(size_bytes)
+        self._roll(size_bytes, reserve)
         return self.tail.position
 
     def date_head(self, now_ms: int) -> None:
@@ -209,8 +212,8 @@ class CommitLog:
         """Makes the segment behind the current one if it is not there, so that a roll need not wait; any thread. False on a full disk."""
         segment = self._segment
         try:
-            self._segment_at(self.tail.position if segment is None else segment.end_position)
-        except OSError:
+            self._new_segment_at(self.tail.position if segment is None else segment.end_position, Reserve.MESSAGES)
+        except (OSError, DiskFullError):
             return False
         return True
 
@@ -233,9 +236,9 @@ class CommitLog:
         return segment is not None and segment.end_position in self.folder.files
 
     def is_next_segment_due(self) -> bool:
-        """Whether the current segment is more than half full and has no successor."""
+        """Whether the current segment is more than half full, but for the reserve, and has no successor."""
         segment, position = self._segment, self.tail.position
-        if segment is None or position < segment.base_position + segment.size_bytes // 2:
+        if segment is None or position < segment.base_position + (segment.size_bytes - self._reserve_bytes) // 2:
             return False
         return segment.end_position not in self.folder.files
 
@@ -296,17 +299,18 @@ class CommitLog:
         self._segment = None
         self.folder.files = {}
 
-    def _roll(self, size_bytes: int) -> None:
+    def _roll(self, size_bytes: int, reserve: Reserve) -> None:
         """Makes the tail stand in a segment with room for `size_bytes`, behind its head."""
         if self.failure:
             raise StoreFailedError(self.failure)
         segment, tail = self._segment, self.tail
         if segment is None or tail.position == segment.end_position:
-            following = self._following(tail.position)
+            following = self._following(tail.position, reserve)
         elif tail.position == segment.base_position:
             following = segment
+            self._keep_reserve(segment, segment.base_position + SEAL_SIZE_BYTES + size_bytes, reserve)
         else:
-            following = self._following(segment.end_position)  # first: a full disk changes nothing
+            following = self._following(segment.end_position, reserve)  # first: a full disk changes nothing
             gap = segment.end_position - tail.position - SEAL_SIZE_BYTES
             self._append_empty(encode_padding(gap))
         self._segment = following
@@ -316,35 +320,40 @@ class CommitLog:
             <= following.end_position
         )
 
-    def _following(self, base_position: int) -> SegmentFile:
-        """The segment in which the writer continues."""
+    def _following(self, base_position: int, reserve: Reserve = Reserve.CARRIED) -> SegmentFile:
+        """The segment in which the writer continues, or will."""
         try:
-            return self._segment_at(base_position)
+            return self._new_segment_at(base_position, reserve)
         except OSError as error:
             if error.errno in _NO_SEGMENT_ERRNOS:
                 raise DiskFullError(f"no space for the next segment: {error}") from error
             self.fail(f"the next segment cannot be created: {error}")
             raise StoreFailedError(self.failure) from error
 
-    def _make_next(self, segment: SegmentFile) -> None:
-        """Makes sure that there is a segment behind this one, or raises DiskFullError."""
-        if segment.end_position in self.folder.files:
-            return
-        try:
-            self._segment_at(segment.end_position)
-        except OSError as error:
-            if error.errno not in _NO_SEGMENT_ERRNOS:
-                raise
-            raise DiskFullError(f"no space for the next segment: {error}") from error
+    def _keep_reserve(self, segment: SegmentFile, end_position: int, reserve: Reserve) -> None:
+        """Makes sure that there is a segment behind this one, if an append up to `end_position` would enter the reserve. Raises what
+        `position_for` raises.
+        """
+        if end_position > segment.end_position - self._reserve_bytes * reserve // Reserve.MESSAGES:
+            self._following(segment.end_position, reserve)
 
     def _append_empty(self, data: bytes) -> None:
         """Padding, or the head of a segment."""
         self.append((data,), 0, self.tail.store_time_ms)
 
-    def _segment_at(self, base_position: int) -> SegmentFile:
+    def _new_segment_at(self, base_position: int, reserve: Reserve) -> SegmentFile:
+        """The segment, which is made if it is not there. Raises OSError, DiskFullError: the rest of the disk is kept for others."""
         with self._create_lock:
             segment = self.folder.files.get(base_position)
-            return segment if segment is not None else self.folder.create(base_position)
+            if segment is not None:
+                return segment
+            if reserve:
+                used_ratio = self._disk.usage(self.folder.path).used_ratio
+                limit = 1.0 - (1.0 - self._refuse_ratio) * reserve / Reserve.MESSAGES
+                if used_ratio >= limit:
+                    what = "messages" if reserve is Reserve.MESSAGES else "records of the broker's own"
+                    raise DiskFullError(f"the disk is {used_ratio:.1%} full, and from {limit:.0%} on no segment is begun for {what}")
+            return self.folder.create(base_position)
 
     def _take_back(self, tail: LogTail, size: int, error: OSError) -> None:
         """A write failed, perhaps half-way: clears its place and raises."""

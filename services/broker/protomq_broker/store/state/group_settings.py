@@ -23,6 +23,7 @@ RETRY_DELAY_MAX_MS: Final = 40 * 86_400_000
 FIRST_RETRY_LEVEL: Final = 3
 """Delay level of the first retry, as in RocketMQ."""
 VERSION_MAX: Final = (1 << 63) - 1
+"""The highest that there can be: int64."""
 VERSION_PUT_MAX: Final = 1 << 62
 """The highest version that whoever changes settings may name: what comes later needs higher ones."""
 
@@ -77,8 +78,8 @@ class GroupSettings:
                 raise GroupSettingsError(
                     "retry_delays_ms", f"are 0 to {RETRY_DELAY_MAX_MS} (40 days) each, not {delay_ms}"
                 )
-        if not 0 <= self.version <= VERSION_MAX:
-            raise GroupSettingsError("version", f"is 0 to 2^63 - 1, not {self.version}")
+        if self.version < 0:
+            raise GroupSettingsError("version", f"is 0 to 2^62, not {self.version}")
 
     @property
     def retry_limit(self) -> int | None:

@@ -6,7 +6,8 @@ Rules:
 - A queue's record says its first and its end offset. If all messages of a queue are gone, the log says nothing else of it, and its
   offsets would be given again.
 - Producers are carried as long as a send of theirs may be repeated that stood in what goes: 15 minutes of the log's time. Mostly there are
-  none, since segments are older.
+  none, since segments are older. Their runs take no more than a quarter of what goes, so that retention frees more than it writes: of each
+  producer the newest runs are told.
 - `start` is appended when all else is synced, and synced before anything is deleted: a replica deletes below it, and not before.
 - This state has no snapshot: consume queues and the table of repeated sends are its caches, and a replay hands them its records (`tell`).
 """
@@ -14,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -26,6 +28,7 @@ from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.log_reader import LogReader
 
 from .machine import Carrier, Snapshot
+from .producer_runs import RUN_FIELDS
 from .repeated_sends import RUNS_TOLD_MAX, RepeatedSends
 from .send_errors import RETRY_MAX_MS
 
@@ -56,13 +59,16 @@ class LogFront:
         append_size_max_bytes: int,
         end_position: int,
         times: Callable[[int], tuple[int, int]],
+        first_position: Callable[[], int],
     ) -> None:
-        """`times` tells the store time of the last record before a position, and that of the last one of all."""
+        """`first_position`: where the log begins. `times` tells the store time of the last record before a position, and that of the last
+        one of all."""
         self.replay_from = end_position
         self._queues = queues
         self._repeated = repeated
         self._append_size_max_bytes = append_size_max_bytes
         self._times = times
+        self._first_position = first_position
 
     def apply(self, body: bytes, position: int) -> Sequence[str]:
         """Nothing to do: what has appended it knows it."""
@@ -87,7 +93,10 @@ class LogFront:
         limit_ms = end_time_ms - RETRY_MAX_MS
         if time_ms > limit_ms:
             slices = self._repeated.producers_since(limit_ms, PRODUCERS_COUNT, RUNS_COUNT)
-            carriers += [Carrier(self._producers, ids) for ids in slices]
+            count = sum(map(len, slices))
+            runs_max = (cut - self._first_position()) // (4 * 8 * RUN_FIELDS * max(count, 1))
+            body_of = partial(self._producers, runs_max=min(max(runs_max, 1), RUNS_TOLD_MAX))
+            carriers += [Carrier(body_of, ids) for ids in slices]
         return carriers
 
     def start_record(self, position: int, crc32c: int | None) -> bytes:
@@ -123,9 +132,8 @@ class LogFront:
             topic.end_offsets.append(queue.end_offset)
         return record.SerializeToString()
 
-    def _producers(self, ids: Sequence[int]) -> bytes:
+    def _producers(self, ids: Sequence[int], runs_max: int) -> bytes:
         """What is known of producers at this moment. The writer. Of one whose runs fit into no append, only the newest are told."""
-        runs_max = RUNS_TOLD_MAX
         while True:
             body = LogRecord(producers=self._repeated.told_of(ids, runs_max)).SerializeToString()
             if len(ids) > 1 or runs_max == 1 or len(body) + _RECORD_SIZE_BYTES <= self._append_size_max_bytes:
