@@ -28,11 +28,15 @@ TEMPLATE_HELP: Final = (
     "%i message id, %h properties, %a attempt, %e last error, %O origin, %% percent; \\n \\t as usual"
 )
 
+DATETIME_MAX_MS: Final = 253_402_300_799_999
+"""The last millisecond that a datetime can be."""
+
 
 def time_text(time_ms: int) -> str:
-    """ISO 8601 in UTC with milliseconds; empty for a time that is not known."""
+    """ISO 8601 in UTC with milliseconds; empty for a time that is not known, and the end of the year 9999 for a later one."""
     if time_ms <= 0:
         return ""
+    time_ms = min(time_ms, DATETIME_MAX_MS)
     moment = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -70,6 +70,8 @@ _IDENTITY: Final = struct.Struct("<QxIxQ")
 """Producer id, epoch and sequence, as they stand in a trailer, with a tag between."""
 _ID: Final = struct.Struct(">QIQ")
 
+DATETIME_MAX_MS: Final = 253_402_300_799_999
+"""The last millisecond that a datetime can be."""
 TRAILER_SIZE_MIN_BYTES: Final = FIXED_TRAILER_SIZE_BYTES + 3
 _KEY_TAG: Final = 0x12
 _TAG_TAG: Final = 0x1A
@@ -282,8 +284,8 @@ class Message:
 
     @property
     def born_time(self) -> datetime:
-        """`born_time_ms` as a datetime in UTC."""
-        return datetime.fromtimestamp(self.born_time_ms / 1000, UTC)
+        """`born_time_ms` as a datetime in UTC. The end of the year 9999 where the producer said a later time, as in microseconds."""
+        return datetime.fromtimestamp(min(self.born_time_ms, DATETIME_MAX_MS) / 1000, UTC)
 
     @property
     def message_id(self) -> str:

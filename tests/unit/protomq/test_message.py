@@ -454,6 +454,14 @@ def test_a_record_without_the_stored_layout_is_refused() -> None:
         decode(encode_pull_answer(1, 1, 0, 1, [(0, field)]))
 
 
+@pytest.mark.parametrize("born_time_ms", [253_402_300_799_999, 253_402_300_800_000, 1_700_000_000_123_456, 2**64 - 1])
+def test_a_born_time_that_is_no_datetime_is_the_last_one(born_time_ms: int) -> None:
+    record = RecordTemplate("topic", 7, 0).encode(b"x", 1, born_time_ms)
+    message = Message.from_record(record, QUEUE, 9)
+    assert message.born_time_ms == born_time_ms
+    assert message.born_time.replace(microsecond=0) == datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+
 def test_times_are_datetimes_in_utc() -> None:
     message = Message.from_record(make_record(b""), QUEUE, 9)
     assert message.born_time == datetime.fromtimestamp(1_700_000_000.123, UTC)

@@ -36,6 +36,12 @@ def test_a_row_has_all_that_there_is_to_know() -> None:
     json.dumps(row)
 
 
+def test_a_born_time_in_microseconds_has_a_text_too() -> None:
+    record = RecordTemplate("flights", 7, 0).encode(b"x", 1, BORN_MS * 1000)
+    row = message_row(Message.from_record(record, QUEUE, 1))
+    assert row["born_time"] == "9999-12-31T23:59:59.999Z"
+
+
 def moved(**transit: object) -> Message:
     queue = MessageQueue("%DLQ%g", "broker-a", 0)
     record = RecordTemplate(queue.topic, 7, 0).encode(b"x", 1, 5, flags=FLAG_KIND_COPY | FLAG_TRANSIT)

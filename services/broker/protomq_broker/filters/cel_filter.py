@@ -7,6 +7,7 @@ exists, map) visit. That bounds neither time nor memory, so `cel_cost.py` does, 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -22,6 +23,8 @@ from .cel_tree import tree_of
 from .errors import FilterError, FilterUnavailableError
 from .fields import parse_record
 from .filter_book import Matches
+
+log = logging.getLogger(__name__)
 
 LENGTH_MAX: Final = 4_096
 _NO_FRONT_MAX_BYTES: Final = 1 << 10
@@ -81,6 +84,7 @@ class CelFilter:
             )
         types = {name: kind for name, (kind, _) in VARIABLES.items()}
         self._largest = largest_message(tree_of(self._compiled.serialize()), expression, types)
+        self._expression, self._has_told = expression, False
         named = set(re.findall(r"[A-Za-z_]\w*", expression))
         self._wanted = [(name, read) for name, (_, read) in VARIABLES.items() if name in named]
         self._needs_body = "size" in named
@@ -95,6 +99,7 @@ class CelFilter:
                 len(record.properties) > self._largest.property_count
                 or record.ByteSize() - len(record.body) > self._largest.front_bytes + _NO_FRONT_MAX_BYTES
             ):
+                self._tell_of_large_message(record)
                 continue
             try:
                 value = evaluate(data={name: read(record) for name, read in wanted}).value()
@@ -103,6 +108,15 @@ class CelFilter:
             if value is True:
                 found.append(index)
         return Matches(found, len(starts))
+
+    def _tell_of_large_message(self, record: Record) -> None:
+        if not self._has_told:
+            self._has_told = True
+            log.warning(
+                "a message of topic %s is too large for the CEL filter %.200s, and does not match: an evaluation could take more than 5 ms."
+                " The filter does for messages of up to %d properties, and %d octets beside the body (not logged again for this filter)",
+                record.topic, self._expression, self._largest.property_count, self._largest.front_bytes,
+            )  # fmt: skip
 
 
 @lru_cache(1)

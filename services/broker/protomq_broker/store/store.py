@@ -463,7 +463,8 @@ class Store:
     def _begin_segment(self) -> None:
         """Creates the log's first segment if it has none."""
         try:
-            self._log.position_for(0, Reserve.CARRIED)  # however full the disk is: what takes messages asks again
+            # The first one is made however full the disk is: who appends to it asks again.
+            self._log.position_for(0, Reserve.MESSAGES if self._folder.files else Reserve.CARRIED)
         except DiskFullError as error:  # what is there can be read, and deleted
             self._refusals.note_full(str(error))
         self.positions.publish(self._log.tail, ())

@@ -73,10 +73,13 @@ def test_usual_expressions_are_asked_about_messages_of_any_size(expression):
     assert CelFilter(expression)._largest == NO_LIMIT
 
 
-def test_a_message_that_is_too_large_for_an_expression_does_not_match():
+def test_a_message_that_is_too_large_for_an_expression_does_not_match(caplog):
     many = {f"x{number}": "" for number in range(257)}
     run = run_of({"properties": many}, {"properties": dict(list(many.items())[:-1])})
-    assert CelFilter("properties.filter(k, k.startsWith('x')).size() > 1").matching(*run).indexes == [1]
+    some = CelFilter("properties.filter(k, k.startsWith('x')).size() > 1")
+    assert some.matching(*run).indexes == some.matching(*run).indexes == [1]
+    assert caplog.text.count("is too large for the CEL filter") == 1
+    assert "up to 256 properties" in caplog.text
     part_of = "properties.l.contains(properties.m)"
     assert CelFilter(part_of)._largest.front_bytes < 32_000
     run = run_of({"properties": {"l": "x" * 32_000, "m": "x"}}, {"properties": {"l": "x" * 3_000, "m": "x"}})

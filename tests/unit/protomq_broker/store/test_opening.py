@@ -168,9 +168,8 @@ def test_a_segment_whose_maker_was_killed_before_its_name_was_synced_keeps_what_
         if operation.name == "fsync_dir" and operation.path.endswith("commitlog")
         else None
     )
-    store.append([make_request([b"b" * 3000])])
     with pytest.raises(SimulatedCrash):
-        store.append([make_request([b"b" * 3000])])
+        store.append([make_request([b"b" * 3000])])  # it would enter the reserve: the next segment is made
     second = disk.killed()
     assert second.exists(path_of(1))
     store = open_store(second, sync_flush=True)
