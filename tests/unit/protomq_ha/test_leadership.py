@@ -654,7 +654,7 @@ def test_a_candidate_asks_an_etcd_that_refuses_ever_more_seldom(etcd: SimEtcd, r
         asked.append(now_ms)
         return do(request, now_ms)
 
-    etcd.do = count_all  # type: ignore[method-assign, assignment]
+    etcd.do = count_all  # type: ignore[method-assign]
     for now_ms in range(100, 63_000, 10):
         if StopFollowing() in slave.tick(now_ms):
             slave.run(slave.machine.following_stopped(1, now_ms), now_ms)
