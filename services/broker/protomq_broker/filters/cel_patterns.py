@@ -29,8 +29,15 @@ _PLACES_MAX: Final = 64
 _CLASS_WEIGHT: Final = 10.0
 _UNICODE_CLASS_WEIGHT: Final = 5_000.0
 _POINT_MAX: Final = 0x10FFFF
-_DIFFERENT: Final = re.compile(r"\[:|\(\?(?!:|P<)|\\Z")
+_DIFFERENT: Final = re.compile(r"\[:|\(\?(?![is]*:|P<)|\\Z")
 """What RE2 reads in another way, or what makes states that are not counted here."""
+_OUTSIDE: Final = re.compile(r"\\.|\[\^?\]?", re.DOTALL)
+_INSIDE: Final = re.compile(r"\\.|\[:\w+:\]|\]", re.DOTALL)
+_NAMED: Final = {
+    "[:alnum:]": "0-9A-Za-z", "[:alpha:]": "A-Za-z", "[:ascii:]": "\\x00-\\x7f", "[:blank:]": "\\t ", "[:cntrl:]": "\\x00-\\x1f\\x7f",
+    "[:digit:]": "0-9", "[:graph:]": "!-~", "[:lower:]": "a-z", "[:print:]": " -~", "[:punct:]": "!-/:-@\\[-`{-~", "[:space:]": "\\s",
+    "[:upper:]": "A-Z", "[:word:]": "\\w", "[:xdigit:]": "0-9A-Fa-f",
+}  # fmt: skip
 _FLAGS: Final = re.compile(r"\(\?[is]+\)")
 _REPEATS: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
@@ -78,6 +85,7 @@ def _read(pattern: str) -> tuple[Any, bool] | None:
     flags = _FLAGS.match(pattern)
     if flags is not None:  # Whether a point takes a line break, too, makes no more states.
         pattern = pattern[flags.end() :]
+    pattern = _without_names(pattern)
     if _DIFFERENT.search(pattern):
         return None
     try:
@@ -86,6 +94,20 @@ def _read(pattern: str) -> tuple[Any, bool] | None:
             return parser.parse(pattern, re.ASCII), flags is not None and "i" in flags[0]
     except (re.error, OverflowError, RecursionError, Warning):
         return None
+
+
+def _without_names(pattern: str) -> str:
+    """The pattern with ranges in the place of names such as `[:alpha:]`, which Python does not know."""
+    parts, at, place = [], 0, _OUTSIDE
+    while found := place.search(pattern, at):
+        text = found[0]
+        parts += [pattern[at : found.start()], _NAMED.get(text, text)]
+        at = found.end()
+        if text[0] == "[" and place is _OUTSIDE:
+            place = _INSIDE
+        elif text == "]":
+            place = _OUTSIDE
+    return "".join(parts) + pattern[at:]
 
 
 class _UncountedError(Exception):
@@ -110,7 +132,7 @@ def _weight(tree: Any) -> float:
             count = low if high is ops.MAXREPEAT else high
             weight += 1 + _weight(inner) * (2 * count if count > 1 else 1)
         elif op is ops.SUBPATTERN:
-            weight += 2 + _weight(value[3])
+            weight += 2 + _weight(value[3]) * (2 if value[1] & re.IGNORECASE else 1)
         elif op is ops.BRANCH:
             weight += sum(1 + _weight(branch) for branch in value[1])
         elif op is ops.IN:
@@ -192,7 +214,11 @@ class _Places:
         if op is ops.IN:
             return self._place(_ranges_of(value))
         if op is ops.SUBPATTERN:
-            return self.add(value[3])
+            _, flags, _, inner = value
+            before, self.folds_case = self.folds_case, self.folds_case or bool(flags & re.IGNORECASE)
+            part = self.add(inner)
+            self.folds_case = before
+            return part
         if op is ops.BRANCH:
             parts = [self.add(branch) for branch in value[1]]
             return _Part(

@@ -30,6 +30,8 @@ NO_LIMIT = MessageSize(32 << 10, (32 << 10) // 6)
         ("properties.l.matches('a.{14}b')", "('a"),
         ("properties.l.matches('((x{1,30}){1,30})y')", "('(("),
         (r"properties.l.matches('\\pL{1000}')", "('"),
+        ("properties.l.matches('[a[:alpha:]].{14}[[:upper:]]')", "('["),
+        ("properties.l.matches('(?i:a).{14}b')", "('("),
         ("properties.all(k, properties.all(j, properties.all(i, i != j)))", "(i, i != j)"),
     ],
 )
@@ -62,6 +64,8 @@ def test_what_has_no_bound_is_refused(expression, column, said):
         f"properties.l.contains('{'x' * 2_000}')",
         "properties.url.matches('^https?://[a-z.]+/(a|b)+[0-9]{2,4}$') && properties.mail.matches('[a-z]+@[a-z]+\\\\.com')",
         "properties.l.matches('(?i)[a-k]+@x|y')",
+        "properties.l.matches('^(?i:error|warn)$')",
+        "properties.l.matches('^[[:alpha:]_][][:alnum:]_]{0,30}[^[:space:]]$')",
         "properties.l.matches('.*?x') || properties.l.matches('\\\\bx')",
         f"{HUNDRED}.exists(a, string(a) == properties.delay)",
         "timestamp(properties.at).getHours('Europe/Zurich') > 8",
