@@ -239,7 +239,8 @@ def events_of(messages: Iterable[Message], message_id: str) -> list[TraceEvent]:
 
 def _name_of(kind: int) -> str:
     """As in TraceEvent.kind; a newer client may note what this one does not know."""
-    from .v1 import trace_pb2
+    with fork_waits:
+        from .v1 import trace_pb2
 
     try:
         return trace_pb2.TraceKind.Name(kind).removeprefix("TRACE_KIND_")  # type: ignore[arg-type]

@@ -193,7 +193,7 @@ def test_a_master_whose_disk_is_full_says_so_as_long_as_it_is() -> None:
     while not problem():
         with suppress(DiskFullError):
             store.append([make_request([bytes(300)])])
-    assert "no space" in problem()
+    assert "the disk is 100.0% full" in problem()
     disk.capacity_bytes = 1 << 40
     store.append([make_request([bytes(300)])])
     assert problem() == ""

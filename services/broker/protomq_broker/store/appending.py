@@ -124,7 +124,7 @@ class Appender:
             if isinstance(error, DiskFullError):
                 self._refusals.note_full(str(error))
             raise
-        if self._full_disk.was_full:
+        if self._full_disk.was_full and reserve is Reserve.MESSAGES:  # others may use what is kept from messages
             self._refusals.note_stored()
         self.durations.observe(self._monotonic() - began_s)
         self._positions.publish(tail, self._count(requests))

@@ -21,6 +21,7 @@ from protomq_broker.store.timer.timer import timer_record
 from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .log_helpers import ManualClock, make_request
+from .store_helpers import commit
 
 SEGMENT = 8192
 HOUR_MS = 3_600_000
@@ -30,9 +31,10 @@ class SizedDisk(SimDisk):
     """A disk whose used part is told by the test."""
 
     used_ratio = 0.1
+    size_bytes = 1_000_000
 
     def usage(self, path: str) -> DiskUsage:
-        return DiskUsage(1_000_000, round(1_000_000 * (1 - self.used_ratio)))
+        return DiskUsage(self.size_bytes, round(self.size_bytes * (1 - self.used_ratio)))
 
 
 def open_store(disk: SimDisk, clock: ManualClock, **settings: int) -> Store:
@@ -272,6 +274,38 @@ def drop_due(store: Store, clock: ManualClock) -> None:
     if len(rows):
         with suppress(DiskFullError):
             store.append_state(TIMER_TOPIC, [timer_record(rows, TimerEnd.TIMER_END_DELIVERED, clock.time_ms)])
+
+
+def test_a_commit_in_the_reserve_does_not_say_that_messages_are_taken_again(caplog: pytest.LogCaptureFixture) -> None:
+    disk, clock = SizedDisk(), ManualClock()
+    store = open_store(disk, clock)
+    disk.used_ratio = 0.91
+    for offset in range(3):
+        with pytest.raises(DiskFullError):
+            fill(store, 2)
+        commit(store, "g", "orders", 0, offset)
+        assert "91.0% full" in store.write_refusal
+    assert len([each for each in caplog.messages if each.startswith("writes")]) == 1
+    disk.used_ratio = 0.5
+    fill(store, 2)
+    assert store.write_refusal == ""
+    assert caplog.messages[-1] == "writes: accepted again, there is space"
+
+
+def test_commits_begin_segments_while_some_have_room_however_full_a_large_disk_is() -> None:
+    disk, clock = SizedDisk(), ManualClock()
+    disk.size_bytes = 100_000_000
+    store = open_store(disk, clock)
+
+    def commit_up_to(position: int) -> None:
+        while store.appended_position < position:
+            commit(store, "g", "orders", 0, store.appended_position)
+
+    disk.used_ratio = 0.99
+    commit_up_to(2 * SEGMENT)
+    disk.used_ratio = 1 - 15.9 * SEGMENT / disk.size_bytes
+    with pytest.raises(DiskFullError, match="from 95% on no segment is begun for records of the broker's own"):
+        commit_up_to(4 * SEGMENT)
 
 
 def test_writes_are_refused_on_a_nearly_full_disk_even_if_nothing_can_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

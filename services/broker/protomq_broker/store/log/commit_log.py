@@ -23,7 +23,7 @@ from protomq.wire.hashing import Octets
 from protomq.wire.log_walk import APPEND_SIZE_MAX_BYTES, WalkedBlock
 from protomq.wire.record import SEAL_SIZE_BYTES, seal_of
 from protomq_broker.store.errors import AppendTooLargeError, DiskFullError, StoreFailedError
-from protomq_broker.store.files.disk import Disk, write_fully
+from protomq_broker.store.files.disk import Disk, DiskUsage, write_fully
 
 from .positions import LogTail, Positions
 from .seals import encode_padding
@@ -56,6 +56,8 @@ FOREIGN_WRITE_SIZE_MAX_BYTES: Final = 1 << 20
 rest."""
 RESERVE_SIZE_MAX_BYTES: Final = 32 << 20
 """Half of it holds what is carried forward of 100,000 topics or a million offsets."""
+STATE_ROOM_SEGMENTS: Final = 16
+"""Where so many have room, records of the broker's own begin one, however full a large disk is: no consumer gets further without them."""
 
 
 class CommitLog:
@@ -348,12 +350,19 @@ class CommitLog:
             if segment is not None:
                 return segment
             if reserve:
-                used_ratio = self._disk.usage(self.folder.path).used_ratio
-                limit = 1.0 - (1.0 - self._refuse_ratio) * reserve / Reserve.MESSAGES
-                if used_ratio >= limit:
-                    what = "messages" if reserve is Reserve.MESSAGES else "records of the broker's own"
-                    raise DiskFullError(f"the disk is {used_ratio:.1%} full, and from {limit:.0%} on no segment is begun for {what}")
+                self._keep_space(self._disk.usage(self.folder.path), reserve)
             return self.folder.create(base_position)
+
+    def _keep_space(self, usage: DiskUsage, reserve: Reserve) -> None:
+        """Raises DiskFullError if what is left of the disk is kept for others."""
+        limit = 1.0 - (1.0 - self._refuse_ratio) * reserve / Reserve.MESSAGES
+        what = "messages"
+        if reserve is not Reserve.MESSAGES:
+            what = "records of the broker's own"
+            if usage.free_bytes >= STATE_ROOM_SEGMENTS * self.folder.segment_size_bytes:
+                return
+        if usage.used_ratio >= limit:
+            raise DiskFullError(f"the disk is {usage.used_ratio:.1%} full, and from {limit:.0%} on no segment is begun for {what}")
 
     def _take_back(self, tail: LogTail, size: int, error: OSError) -> None:
         """A write failed, perhaps half-way: clears its place and raises."""

@@ -6,8 +6,8 @@ Rules:
 - A queue's record says its first and its end offset. If all messages of a queue are gone, the log says nothing else of it, and its
   offsets would be given again.
 - Producers are carried as long as a send of theirs may be repeated that stood in what goes: 15 minutes of the log's time. Mostly there are
-  none, since segments are older. Their runs take no more than a quarter of what goes, so that retention frees more than it writes: of each
-  producer the newest runs are told.
+  none, since segments are older. Of each producer the newest runs are told. All runs take no more than a quarter of what goes, so that
+  retention frees more than it writes.
 - `start` is appended when all else is synced, and synced before anything is deleted: a replica deletes below it, and not before.
 - This state has no snapshot: consume queues and the table of repeated sends are its caches, and a replay hands them its records (`tell`).
 """
@@ -62,7 +62,8 @@ class LogFront:
         first_position: Callable[[], int],
     ) -> None:
         """`first_position`: where the log begins. `times` tells the store time of the last record before a position, and that of the last
-        one of all."""
+        one of all.
+        """
         self.replay_from = end_position
         self._queues = queues
         self._repeated = repeated

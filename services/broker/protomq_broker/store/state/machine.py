@@ -31,8 +31,9 @@ from protomq_broker.store.queues.log_reader import LogReader
 
 
 class Carrier(NamedTuple):
-    """A slice of what is carried forward. Called on the writer thread, it gives the body of a record that says again what of its items is
-    alive at this moment; b"" if nothing is.
+    """A slice of what is carried forward. Called on the writer thread, it gives the body of a record that says its items again.
+
+    Those that are not alive at this moment are left out: b"" if none is.
     """
 
     body_of: Callable[[Sequence[Any]], bytes]
