@@ -396,6 +396,9 @@ class PopWorld:
                 self._settle_disk()
             except SimulatedCrash:
                 self.restart()
+            # Somebody ends a broker whose log has failed. The log hears of no time until then, so all of it would count once more.
+            if self.broker.store.log_failure:
+                self.restart()
 
     def fault(self) -> None:
         """The process will end at one of the next operations of the disk."""
