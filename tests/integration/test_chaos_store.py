@@ -145,7 +145,7 @@ def test_what_a_sync_master_answers_is_on_its_slaves_through_crashes_of_all() ->
 
 
 def test_a_store_that_follows_has_its_leaders_bytes_and_answers_through_crashes_of_both() -> None:
-    tally = store_campaigns.store_follow(range(20))
+    tally = store_campaigns.store_follow(range(40))
     for sign in ("torn tail cut", "log truncated", "unsynced tail rewritten"):
         assert tally.fired[sign], f"never happened: {sign}; {tally}"
 

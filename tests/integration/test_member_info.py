@@ -43,7 +43,7 @@ def test_a_push_consumer_whose_listener_hangs_tells_where(protomq_server: Broker
         assert began.wait(PATIENCE_S)
         (member,) = admin.group_members("asked-push")
         report = admin.describe_member("asked-push", member.client_id, stacks=True)
-        assert (report.kind, report.counts["open"], report.counts["done"], report.is_cut) == ("PushConsumer", 3, 0, False)
+        assert (report.kind, report.counts["open"], report.counts["done"]) == ("PushConsumer", 3, 0)
         assert report.settings["concurrency"] == "1"
         assert "waits_for_the_gate" in report.settings["listeners"]
         own = [one for one in report.queues if one.queue.topic == "asked-push"]
@@ -55,7 +55,9 @@ def test_a_push_consumer_whose_listener_hangs_tells_where(protomq_server: Broker
         out = run("group", "info", "asked-push", member.client_id, "--stacks", namesrv=protomq_server.namesrv).stdout
         assert "gate.wait()" in out
         assert "PushConsumer" in out
-        assert admin.describe_member("asked-push", member.client_id).stacks == ()
+        without = admin.describe_member("asked-push", member.client_id)
+        # With stacks it may be cut: the test runner's calls are many.
+        assert (without.stacks, without.is_cut) == ((), False)
         with pytest.raises(MemberUnknownError):
             admin.describe_member("asked-push", "nobody")
         gate.set()
