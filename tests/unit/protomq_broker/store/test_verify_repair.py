@@ -46,6 +46,14 @@ def filled_store(disk: SimDisk, count: int = 40) -> Store:
     return store
 
 
+def head_only_store(disk: SimDisk, led_epoch: int | None) -> None:
+    """A store of which only the head of the log is written, and a checkpoint behind it. A head that was led in is dated."""
+    store = store_helpers.open_store(disk, follows=led_epoch is not None)
+    if led_epoch is not None:
+        store.lead(led_epoch)
+    store.close()
+
+
 def bodies(store: Store, queue_id: int) -> dict[int, bytes]:
     """What can be read of a queue, damage skipped."""
     found: dict[int, bytes] = {}
@@ -546,6 +554,54 @@ def test_what_a_start_refuses_is_found_and_a_repair_makes_it_start(
     assert bodies(store, 0)[end_offset] == b"new"
     with pytest.raises(CorruptLogError):
         store.read("topic", 0, end_offset - 1, 1, 1)
+
+
+@pytest.mark.parametrize("led_epoch", [None, 1, 7])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_the_head_of_a_log_that_has_nothing_else_is_written_again_as_it_was(led_epoch: int | None, is_gone: bool) -> None:
+    """Store-damage, seed 261: with another CRC in the head, no log could be walked that went on with the one that the checkpoint knows."""
+    disk = SimDisk()
+    head_only_store(disk, led_epoch)
+    first = "/s/commitlog/00000000000000000000"
+    whole = disk.content(first)[:SEAL_SIZE_BYTES]
+    if is_gone:
+        disk.remove(first)
+    else:
+        disk.overwrite(first, 0, bytes(SEAL_SIZE_BYTES))
+    assert [found.kind for found in verify("/s", disk=disk)] == [FindingKind.CORRUPTION]
+    assert len(repair("/s", "/keep", disk=disk)) == 1
+    assert disk.content(first)[:SEAL_SIZE_BYTES] == whole
+    assert [found.kind for found in verify("/s", disk=disk)] == [FindingKind.REPAIRED]
+    assert repair("/s", "/keep", disk=disk) == [], "once"
+    store = open_store(disk)
+    request = make_request([b"new"])
+    store.append([request])
+    store.close()
+    disk.remove("/s/config/quarantine.json")  # the log itself is right
+    assert verify("/s", disk=disk) == []
+
+
+@pytest.mark.parametrize("at", [*range(SEAL_SIZE_BYTES), None])
+def test_a_head_that_is_set_aside_alone_is_written_again_as_it_was(at: int | None) -> None:
+    """The checkpoint behind it knows its CRC, and what the log has behind that holds."""
+    disk = SimDisk()
+    head_only_store(disk, 3)
+    whole = bodies(filled_store(disk), 0)
+    disk = disk.killed()
+    first = "/s/commitlog/00000000000000000000"
+    head = disk.content(first)[:SEAL_SIZE_BYTES]
+    if at is None:
+        disk.overwrite(first, 0, bytes(SEAL_SIZE_BYTES))
+    else:
+        flip(disk, at)
+    store = store_helpers.open_store(disk, corruption="quarantine")
+    assert bodies(store, 0) == whole
+    store.close()
+    assert len(repair("/s", "/keep", disk=disk)) == 1
+    assert disk.content(first)[:SEAL_SIZE_BYTES] == head
+    disk.remove("/s/config/quarantine.json")
+    assert verify("/s", disk=disk) == []
+    assert bodies(open_store(disk), 0) == whole
 
 
 def test_a_damaged_head_is_filled_together_with_what_is_damaged_behind_it() -> None:

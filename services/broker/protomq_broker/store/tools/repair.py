@@ -38,8 +38,10 @@ from protomq_broker.store.files.side_files import TAIL_NAME
 from protomq_broker.store.log.checkpoint import write_checkpoint
 from protomq_broker.store.log.commit_log import CLOSING_SIZE_BYTES
 from protomq_broker.store.log.crc_forge import bytes_between, crc32c_before, unwind_crc32c
+from protomq_broker.store.log.lost_head import HeadBounds, find_head
 from protomq_broker.store.log.recovery import (
     DamagedRange,
+    StartPoint,
     has_bytes_behind,
     is_filled,
     merged_ranges,
@@ -287,6 +289,7 @@ def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain, note: _Note
     if head_position % folder.segment_size_bytes == 0 and position < head_position:
         _fill_up_to_head(store, damage, before, note)
         return
+    lost_head = _lost_head(store, damage, before) if position == head_position else b""
     while position < damage.end_position:
         segment = folder.at(position)
         if segment is None:
@@ -294,7 +297,7 @@ def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain, note: _Note
         segment = folder.unshared(segment)
         store.disk.allocate(segment.fd, folder.segment_size_bytes)
         if position == segment.base_position:
-            head = encode_head(
+            head = lost_head or encode_head(
                 position,
                 chain.crc32c,
                 epoch=chain.epoch,
@@ -311,6 +314,25 @@ def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain, note: _Note
             chain = chain._replace(crc32c=_write(store.disk, segment, position, padding))
             position += size
         store.disk.fsync(segment.fd)
+
+
+def _lost_head(store: OfflineStore, damage: DamagedRange, before: _Chain) -> bytes:
+    """The head of a segment, if it is all that is damaged: as it was, for the log goes on behind it with its CRC."""
+    checkpoint = store.checkpoint
+    block = next(iter(store.walk(StartPoint(damage.end_position, damage.previous_crc32c))), None)
+    behind = None if block is None else block.seals[0]
+    known = [each for each in (behind, checkpoint) if each is not None]
+    row = store.epochs.row_at(damage.start_position)
+    likely = [before.epoch if row is None else row.epoch]
+    bounds = HeadBounds(
+        epochs=list(dict.fromkeys([*likely, *sorted({before.epoch, *(each.epoch for each in known)})])),
+        store_time_ms=(before.store_time_ms, max(each.store_time_ms for each in (before, *known))),
+        synced_position=(before.synced_position, damage.start_position),
+    )
+    head = find_head(damage.start_position, before.crc32c, damage.previous_crc32c, bounds)
+    if head is None:
+        raise StoreError(f"the head of the segment at {damage.start_position} cannot be reckoned: restore the log from a replica")
+    return head
 
 
 def _fill_up_to_head(store: OfflineStore, damage: DamagedRange, before: _Chain, note: _Note) -> None:
