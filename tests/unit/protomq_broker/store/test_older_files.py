@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
 from tests.support.lost_files import lose
+from tests.support.transaction_world import SEGMENT as WORLD_SEGMENT
+from tests.support.transaction_world import World
 
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, open_store, read_all
@@ -107,3 +110,33 @@ def test_offsets_that_were_given_again_behind_it_count_more_than_what_the_log_to
     table.note_carried("topic", 0, 0, 9, told_at)
     table.begin_carried()
     assert table.end_offset("topic", 0) == (1 if told_at < 200 else 9)
+
+
+def test_an_older_file_of_the_timer_does_not_count_where_the_log_begins_behind_it() -> None:
+    world = World().start()
+
+    def delay(count: int) -> None:
+        for _ in range(count):
+            world.request(SendRequest(topic="topic", queue_id=0, records=[world.record(b"late")], delay_ms=10_000))
+
+    delay(2)
+    world.store.checkpoint()
+    older = world.disk.content("/s/timer/pending.bin")
+    delay(20)
+    fill_segments(world.store, 2 * WORLD_SEGMENT // SEGMENT)
+    world.store.checkpoint()
+    world.store.delete_segments_below(WORLD_SEGMENT)
+    assert world.store.min_position == WORLD_SEGMENT
+    world.store.flush()
+    disk = world.disk.killed()
+    put(disk, "/s/timer/pending.bin", older)
+    world.restart(disk)
+    pending = world.store.pending
+    assert sum(map(len, pending.below(1 << 60))) == pending.count == 22
+    world.clock.time_ms += 20_000
+    while world.mover.deliver():
+        pass
+    assert world.delivered() == [b"late"] * 22
+    assert pending.count == 0
+    world.store.checkpoint()
+    assert world.restart().store.pending.count == 0
