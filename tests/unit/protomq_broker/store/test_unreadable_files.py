@@ -7,6 +7,8 @@ import pytest
 from protomq.wire.hashing import key_hash_of
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.store import Store
+from protomq_broker.store.tools.backup import FolderSource, back_up
+from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import SimDisk
 from tests.support.transaction_world import COMMIT, World
 
@@ -93,3 +95,12 @@ def test_a_start_names_the_file_that_it_needs(closed: SimDisk) -> None:
             assert {each: before[each] == now for each, now in disk.files("/s").items() if each != "/s/lock"} == dict.fromkeys(
                 set(before) - {"/s/lock"}, True
             )
+
+
+def test_a_start_a_backup_and_a_verification_name_the_segment_that_is_unreadable(closed: SimDisk) -> None:
+    disk = closed.killed()
+    path = f"/s/commitlog/{0:020d}"
+    disk.spoil(path)
+    for use in (lambda: world(disk), lambda: back_up(FolderSource("/s", disk=disk), "/b", disk=disk), lambda: verify("/s", disk=disk)):
+        with pytest.raises(OSError, match=path):
+            use()
