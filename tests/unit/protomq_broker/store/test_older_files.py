@@ -140,3 +140,29 @@ def test_an_older_file_of_the_timer_does_not_count_where_the_log_begins_behind_i
     assert pending.count == 0
     world.store.checkpoint()
     assert world.restart().store.pending.count == 0
+
+
+@pytest.mark.parametrize("is_front_deleted", [False, True])
+def test_an_older_file_of_a_queue_gives_no_message_of_a_deleted_topic(*, is_front_deleted: bool) -> None:
+    """Its check bits hold: it is of an earlier topic of that name."""
+    store = open_store(disk := SimDisk())
+    store.topics.create(TopicConfig("topic"))
+    send(store, 3)
+    store.checkpoint()
+    older = disk.content(path := f"/s/consumequeue/topic/0/{0:020d}")
+    fill_segments(store)
+    store.delete_topic("topic")
+    store.topics.create(TopicConfig("topic", 2, 2))
+    for number in range(3):
+        store.append([make_request([b"later %d" % number])])
+    if is_front_deleted:
+        store.checkpoint()
+        store.delete_segments_below(SEGMENT)
+    expected = read_all(store)
+    store.close()
+    assert len(expected) == 3
+    assert disk.content(path) != older
+    put(disk, path, older)
+    assert read_all(store := open_store(disk)) == expected
+    store.close()
+    assert read_all(open_store(disk)) == expected

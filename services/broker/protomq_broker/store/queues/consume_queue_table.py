@@ -458,6 +458,10 @@ class ConsumeQueueTable:
             # What the table knows does not count for a queue that is replayed from before.
             queues = [queue for queue in self.queues_of(topic).values() if not is_known or queue in self._cut]
             try:
+                if is_known and any(_begins_before(queue, position) for queue in self.queues_of(topic).values() if queue not in queues):
+                    log.error("%s/%s has files of an earlier topic of that name: they are older than the table", self._folder, topic)
+                    self.needs_rebuild = True
+                    continue
                 old = [q for q in queues if q.first_at_or_beyond(position) == q.end_offset]
             except ConsumeQueueDamagedError:
                 continue  # readers are told, and the next start sees to it
@@ -638,6 +642,14 @@ class ConsumeQueueTable:
         else:
             restart(queue)
             self.replay_from = 0
+
+
+def _begins_before(queue: ConsumeQueue, position: int) -> bool:
+    """Whether the first message of a queue stands before `position` in the log."""
+    if queue.known_min_offset == queue.end_offset:
+        return False
+    first, size, _ = queue.entry(queue.known_min_offset)
+    return bool(size) and first < position
 
 
 def _has_behind(queue: ConsumeQueue, position: int) -> bool:
