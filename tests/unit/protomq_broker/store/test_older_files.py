@@ -163,6 +163,7 @@ def test_an_older_file_of_a_queue_gives_no_message_of_a_deleted_topic(*, is_fron
     assert len(expected) == 3
     assert disk.content(path) != older
     put(disk, path, older)
-    assert read_all(store := open_store(disk)) == expected
+    store = open_store(disk)
+    assert read_all(store) == expected
     store.close()
     assert read_all(open_store(disk)) == expected
