@@ -11,7 +11,7 @@ Faults it can inject:
   count as clean though they never reached the disk. At `CRASH` the process ends with `SimulatedCrash`; a write is done in part.
 - a full disk: `capacity_bytes`.
 - damage: `flip_bit`, `overwrite`, `cut`, `swap_ranges`, `swap_files` change what is stored without anybody noticing; the pages have
-  left the cache, and come back so.
+  left the cache, and come back so. A file that `spoil` has made unreadable fails each read.
 
 Operations are counted in `operations`, so "fail the n-th, for n = 1, 2, 3 …" is a loop. Everything follows from the seed of the
 `rng` that is handed in. One thread at a time.
@@ -61,7 +61,7 @@ class Operation(NamedTuple):
 class _File:
     """An inode: what processes see (`cached`), what is on the platter (`durable`), and which sectors differ and may be written back."""
 
-    __slots__ = ("cached", "cold", "dirty", "durable", "locked_by")
+    __slots__ = ("cached", "cold", "dirty", "durable", "is_unreadable", "locked_by")
 
     def __init__(self) -> None:
         self.cold: set[int] = set()  # sectors that the next read brings from the platter
@@ -69,6 +69,7 @@ class _File:
         self.durable = bytearray()
         self.dirty: set[int] = set()
         self.locked_by: int | None = None
+        self.is_unreadable = False
 
     def touch(self, start: int, end: int) -> None:
         self.dirty.update(
@@ -99,6 +100,7 @@ class _File:
         other.durable = bytearray(self.durable)
         other.dirty = set(self.dirty)
         other.cold = set(self.cold)
+        other.is_unreadable = self.is_unreadable
         return other
 
 
@@ -243,6 +245,10 @@ class SimDisk(Disk):
             content[offset : offset + len(data)] = data
         file.harm(offset, offset + len(data))
 
+    def spoil(self, path: str) -> None:
+        """Makes a file unreadable, as bad sectors do: each read fails with EIO, and each write into it too."""
+        self._names[path].is_unreadable = True
+
     def cut(self, path: str, size_bytes: int) -> None:
         """Shortens a file, in the cache and on the platter."""
         file = self._names[path]
@@ -324,6 +330,8 @@ class SimDisk(Disk):
 
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
         file = self._file(fd)
+        if file.is_unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         if file.cold:
             end = position + size_bytes
             file.cold -= set(range(position // SECTOR_SIZE_BYTES, -(-end // SECTOR_SIZE_BYTES)))
@@ -518,6 +526,8 @@ class SimDisk(Disk):
 
     def _write(self, name: str, fd: int, data: bytes, position: int) -> int:
         file, path = self._descriptors[fd]
+        if file.is_unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         fault = self._begin(name, path)
         if fault is not None:
             data = data[: len(data) // 2]

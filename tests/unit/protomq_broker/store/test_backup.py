@@ -150,6 +150,19 @@ def test_what_is_restored_as_a_slave_has_the_epochs_of_the_backup() -> None:
     store.close()
 
 
+def test_a_restore_as_a_slave_that_was_interrupted_may_become_that_of_a_master() -> None:
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    disk.plan = lambda operation: Fault.CRASH if operation.path == f"/r/{EPOCHS_NAME}.tmp" else None
+    with pytest.raises(SimulatedCrash):
+        restore("/b", "/r", disk=disk, is_slave=True)
+    disk = disk.killed()
+    restore("/b", "/r", disk=disk)
+    assert open_at(disk, "/r").epoch > store.epoch + RESTORED_EPOCHS
+    store.close()
+
+
 @pytest.mark.parametrize("is_elected", [False, True])
 def test_what_is_restored_as_a_slave_leads_only_when_it_has_followed_or_was_elected(is_elected: bool) -> None:
     """Its next epoch may be one that another store has begun."""

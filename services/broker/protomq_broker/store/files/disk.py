@@ -25,6 +25,8 @@ NOT_OURS_ERRNOS: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOSYS, errno.EOPNOTSUPP}
 )
 """Of an fsync of a folder that we may not write into, or that is no disk's: so we have not made anything there."""
+UNREADABLE_ERRNOS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+"""Of a read of bytes that the disk has lost, and of file systems with checksums of their own."""
 WRITE_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
 
 
@@ -244,13 +246,16 @@ def read_fully(disk: Disk, fd: int, size_bytes: int, position: int) -> bytes:
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
-    """The content of a file, None if there is none."""
+    """The content of a file, None if there is none. Raises OSError, with the path."""
     try:
         fd = disk.open_read_only(path)
     except FileNotFoundError:
         return None
     try:
         return read_fully(disk, fd, disk.size(fd), 0)
+    except OSError as error:
+        # Of a file that is open, the system does not name it.
+        raise OSError(error.errno, error.strerror, path) from error
     finally:
         disk.close(fd)
 

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from .disk import Disk
-from .side_files import read_state_file, size_of_file, write_state_file
+from .disk import Disk, read_file
+from .side_files import read_state_file, write_state_file
 
 log = logging.getLogger("protomq.broker")
 
@@ -33,7 +33,7 @@ def store_id(disk: Disk, root: str, draw: Callable[[], int]) -> int:
     payload = read_state_file(disk, path, MAGIC)
     if payload is not None and len(payload) == _SIZE_BYTES:
         return int.from_bytes(payload, "little")
-    if size_of_file(disk, path) is not None:
+    if read_file(disk, path) is not None:  # unreadable: that may pass, and name servers and etcd know the number
         log.warning(
             "%s is damaged: the store gets a new number. Name servers that know the broker by the old number "
             "refuse it until they give that up, within two minutes",

@@ -1,7 +1,8 @@
 """What the derived structures need of the disk: state files that are whole or absent, and a bounded set of open files.
 
 Everything that is derived can be rebuilt from the log. So a state file that is missing, torn or from another version
-is simply not there (None), and its owner starts from nothing.
+is simply not there (None), and its owner starts from nothing. So it is where the disk cannot read it (`read_cache`). What only the file
+itself tells is different: there an error of the disk, which may pass, goes to the caller.
 
     state file   magic (8 bytes), payload, CRC-32C of both (u32, little-endian)
 
@@ -17,6 +18,7 @@ feed behind it. A file that does not hold is never believed in part: `SideFileDa
 from __future__ import annotations
 
 import json
+import logging
 import resource
 import threading
 from typing import Any, Final
@@ -24,7 +26,9 @@ from typing import Any, Final
 from protomq.wire.hashing import crc32c, extend_crc32c
 from protomq_broker.store.errors import StoreError
 
-from .disk import Disk, read_file, write_file_atomically
+from .disk import UNREADABLE_ERRNOS, Disk, read_file, read_fully, write_file_atomically
+
+log = logging.getLogger(__name__)
 
 OPEN_FILES_MIN: Final = 256
 """Descriptors that one set keeps open whatever the limit of the process: the usual one is 1,024."""
@@ -52,9 +56,30 @@ def write_state_file(disk: Disk, path: str, magic: bytes, *payload: bytes) -> No
         write_file_atomically(disk, path, magic, *payload, end)
 
 
+def read_cache(disk: Disk, path: str) -> bytes | None:
+    """As `read_file`, for what the log tells too. Where the disk cannot read it, it is empty, so that it does not hold; this is logged."""
+    try:
+        return read_file(disk, path)
+    except OSError as error:
+        if error.errno not in UNREADABLE_ERRNOS:
+            raise
+        log.error("a file that the log can replace is unreadable, and does not count: %s", error)
+        return b""
+
+
+def read_entries(disk: Disk, fd: int, size_bytes: int, position: int) -> bytes:
+    """As `read_fully`, for what the log tells too. Where the disk cannot read it, there is nothing, as behind the end of the file."""
+    try:
+        return read_fully(disk, fd, size_bytes, position)
+    except OSError as error:
+        if error.errno not in UNREADABLE_ERRNOS:
+            raise
+        return b""
+
+
 def read_state_file(disk: Disk, path: str, magic: bytes) -> bytes | None:
     """The payload of a state file; None if there is no file that holds."""
-    content = read_file(disk, path)
+    content = read_cache(disk, path)
     if content is None or len(content) < _MAGIC_SIZE_BYTES + _CRC_SIZE_BYTES:
         return None
     covered, crc = content[:-_CRC_SIZE_BYTES], content[-_CRC_SIZE_BYTES:]
@@ -65,9 +90,11 @@ def read_state_file(disk: Disk, path: str, magic: bytes) -> bytes | None:
 
 def why_not(disk: Disk, path: str, magic: bytes) -> str:
     """What is wrong with a state file that does not hold, with its path."""
-    content = read_file(disk, path)
+    content = read_cache(disk, path)
     if content is None:
         return f"{path} is gone"
+    if not content:
+        return f"{path} is empty, or unreadable"
     if not content.startswith(magic):
         return f"{path} begins with {content[: len(magic)]!r}, not {magic!r}: it is damaged, or of another version"
     return f"{path} does not hold: its CRC-32C is another one"

@@ -18,7 +18,7 @@ from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.derived import Derived
 from protomq_broker.store.errors import StoreError
-from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.files.disk import UNREADABLE_ERRNOS, Disk
 from protomq_broker.store.files.side_files import (
     SideFileDamagedError,
     read_json_file,
@@ -274,6 +274,11 @@ def _read_state(disk: Disk, path: str) -> RetentionState | None:
         return RetentionState(**(read_json_file(disk, path) or {}))
     except SideFileDamagedError as error:
         log.warning("%s: retention starts its clock again", error)
+        return None
+    except OSError as error:
+        if error.errno not in UNREADABLE_ERRNOS:
+            raise
+        log.error("%s: retention starts its clock again", error)
         return None
     except TypeError:
         return None

@@ -28,11 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protomq.wire.hashing import crc32c
-from protomq_broker.store.files.disk import Disk, read_file, remove_file, write_fully
+from protomq_broker.store.files.disk import Disk, remove_file, write_fully
 from protomq_broker.store.files.side_files import (
     OpenFiles,
     cut_file,
     empty_folder,
+    read_cache,
     read_state_file,
     why_not,
     write_state_file,
@@ -422,7 +423,7 @@ class MessageIndex:
             self._runs.append(run)
             if not self._run_files.holds(run):
                 return f"{self._folder}/{run.name} is gone or does not hold"
-        data = (read_file(self._disk, self._tail_path) or b"")[: tail_rows * ROW.itemsize]
+        data = (read_cache(self._disk, self._tail_path) or b"")[: tail_rows * ROW.itemsize]
         if len(data) < tail_rows * ROW.itemsize or crc32c(data) != tail_crc:
             return f"{self._tail_path} is cut short or does not hold"
         cut_file(self._disk, self._tail_path, len(data))

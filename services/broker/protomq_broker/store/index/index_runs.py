@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from protomq.wire.hashing import crc32c
 from protomq_broker.store.errors import StoreError
-from protomq_broker.store.files.disk import Disk, read_fully, remove_file, write_fully
-from protomq_broker.store.files.side_files import OpenFiles, size_of_file
+from protomq_broker.store.files.disk import Disk, remove_file, write_fully
+from protomq_broker.store.files.side_files import OpenFiles, read_entries, size_of_file
 
 ROWS_PER_RUN: Final = 1 << 20
 """Half a million messages with a key and an id each; 16 MiB."""
@@ -148,7 +148,7 @@ class RunFiles:
         return columns[0], columns[1]
 
     def _read(self, run: Run, size_bytes: int, at: int) -> bytes:
-        return read_fully(self._disk, self._files.get(self._path(run)).fd, size_bytes, at)
+        return read_entries(self._disk, self._files.get(self._path(run)).fd, size_bytes, at)
 
     def _damage(self, run: Run, reason: str) -> IndexDamagedError:
         return IndexDamagedError(

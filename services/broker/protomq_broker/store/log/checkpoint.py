@@ -13,7 +13,7 @@
                    all little-endian
 
 Replaced atomically. RocketMQ keeps one time per derived file and starts at the oldest; here all are flushed together, so that one
-position serves. A checkpoint that is missing or damaged costs time, nothing else: the log is walked from its first segment.
+position serves. A checkpoint that is missing, damaged or unreadable costs time, nothing else: the log is walked from its first segment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from protomq.wire.hashing import crc32c
-from protomq_broker.store.files.disk import Disk, read_file, write_file_atomically
+from protomq_broker.store.files.disk import Disk, write_file_atomically
+from protomq_broker.store.files.side_files import read_cache
 
 MAGIC: Final = b"PMQCKPT\x01"
 LAYOUT: Final = struct.Struct("<8sQQIIQQI")
@@ -72,7 +73,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint | None:
 
 def read_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
     """None if there is none that holds."""
-    data = read_file(disk, path)
+    data = read_cache(disk, path)
     return None if data is None else decode_checkpoint(data)
 
 

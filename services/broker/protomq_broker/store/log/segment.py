@@ -55,8 +55,11 @@ class SegmentFile:
         return self.fd
 
     def read(self, segment_offset: int, size_bytes: int) -> bytes:
-        """Bytes of the segment; less where the file is cut short."""
-        return self._disk.pread(self.fd, size_bytes, segment_offset)
+        """Bytes of the segment; less where the file is cut short. Raises OSError, with the path."""
+        try:
+            return self._disk.pread(self.fd, size_bytes, segment_offset)
+        except OSError as error:  # of a file that is open, the system does not name it
+            raise OSError(error.errno, error.strerror, self.path) from error
 
     def stored_size_bytes(self) -> int:
         """Size of the file: that of the segment, unless it is cut short."""

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protomq_broker.store.errors import StoreError
-from protomq_broker.store.files.disk import read_fully, write_fully
-from protomq_broker.store.files.side_files import OpenFiles, cut_file
+from protomq_broker.store.files.disk import UNREADABLE_ERRNOS, write_fully
+from protomq_broker.store.files.side_files import OpenFiles, cut_file, read_entries
 
 from .entry_check import opened, position_in, salt_of, sealed
 from .selection import ENTRY, ENTRY_SIZE_BYTES
@@ -362,7 +362,7 @@ class ConsumeQueue:
         except FileNotFoundError:
             return b""
         at = queue_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
-        return read_fully(files.disk, file.fd, (end - queue_offset) * ENTRY_SIZE_BYTES, at)
+        return read_entries(files.disk, file.fd, (end - queue_offset) * ENTRY_SIZE_BYTES, at)
 
     def heal(self, queue_offset: int, entries: NDArray[Any]) -> None:
         """Writes entries of one file once more, without a sync; they are in files already, or should be. The folder is there."""
@@ -372,7 +372,14 @@ class ConsumeQueue:
         file = files.get(path, create=True)
         at = queue_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
         data = sealed(memoryview(entries.tobytes()), queue_offset, self._salt)
-        write_fully(files.disk, file.fd, data, at)
+        try:
+            write_fully(files.disk, file.fd, data, at)
+        except OSError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            # A write of a part of a bad page has to read the rest of it. These are all entries of the file that anybody needs.
+            files.unlink(path)
+            write_fully(files.disk, files.get(path, create=True).fd, data, at)
         if self.synced_offset > queue_offset:  # at the file's start: its name is synced too
             self.synced_offset = queue_offset // ENTRIES_PER_FILE * ENTRIES_PER_FILE
         self._last = _NO_LAST
@@ -433,7 +440,7 @@ class ConsumeQueue:
             file = self._home.files.get(self.path_of(queue_offset))
         except FileNotFoundError:
             return None
-        data = read_fully(self._home.files.disk, file.fd, look_at * ENTRY_SIZE_BYTES, at * ENTRY_SIZE_BYTES)
+        data = read_entries(self._home.files.disk, file.fd, look_at * ENTRY_SIZE_BYTES, at * ENTRY_SIZE_BYTES)
         return (data, self._salt) if len(data) == look_at * ENTRY_SIZE_BYTES else None
 
     def entry(self, queue_offset: int) -> tuple[int, int, int]:
@@ -584,10 +591,10 @@ class ConsumeQueue:
             file = files.get(path)
         except FileNotFoundError:
             raise self._damage(path, queue_offset, "the file is gone") from None
-        data = read_fully(files.disk, file.fd, look_at * ENTRY_SIZE_BYTES, at * ENTRY_SIZE_BYTES)
+        data = read_entries(files.disk, file.fd, look_at * ENTRY_SIZE_BYTES, at * ENTRY_SIZE_BYTES)
         whole = len(data) // ENTRY_SIZE_BYTES
         entries, good = opened(data, whole, queue_offset, self._salt)
-        reason = "the file is too short"
+        reason = "the file is too short, or unreadable"
         if good < whole:
             reason = "its check bits do not hold"
         wrong = first_disorder(entries[:good])

@@ -111,7 +111,7 @@ class ConsumeQueueTable:
     def _clear(self) -> None:
         self._queues: dict[str, dict[int, ConsumeQueue]] = {}
         self._rows = QueueRows()
-        self._carried: dict[tuple[str, int], tuple[int, int]] = {}
+        self._carried: dict[tuple[str, int], tuple[int, int, int]] = {}  # first and end offset, and where the log tells it
         self._cut: set[ConsumeQueue] = set()  # whose files had less than the table says: what it covers counts for them as well
         self._replayed_count = 0
         self._covered_position = 0  # no entry's record ends behind it
@@ -233,10 +233,10 @@ class ConsumeQueueTable:
     def begin_carried(self) -> None:
         """Queues of which the log has told, and has no message: they continue at the offset that it told."""
         with self._lock:
-            for (topic, queue_id), (_, end_offset) in self._carried.items():
+            for (topic, queue_id), (_, end_offset, told_at) in self._carried.items():
                 queue = self._queues.get(topic, {}).get(queue_id) or self._add(topic, queue_id)
-                # What the files of a queue lacked, and the log does not have, went with the log's front.
-                if not queue.end_offset or (queue in self._cut and queue.end_offset < end_offset):
+                # What the files of a queue lacked, or an older table, and the log does not have, went with the log's front.
+                if queue.end_offset < end_offset and not _has_behind(queue, told_at):
                     queue.reset(end_offset, end_offset)
                     self._dirty.add(queue)
             self._carried = {}
@@ -395,9 +395,13 @@ class ConsumeQueueTable:
         for start, end in pairwise(bounds):
             rows = order[start:end]
             first = int(rows[0])
-            queue = self.queue(
-                records.topics[int(records.topic_indexes[first])], int(records.queue_ids[first])
-            )
+            key = records.topics[int(records.topic_indexes[first])], int(records.queue_ids[first])
+            if records.positions[first] < self._checkpoint_position and self.find(*key) not in self._cut:
+                # The table has these, or they are of a topic that it knows to be deleted, though nobody else may yet.
+                rows = rows[records.positions[rows] >= self._checkpoint_position]
+                if not len(rows):
+                    continue
+            queue = self.queue(*key)
             try:
                 replay_queue(queue, records, rows, self._knows_removals, self._go_back)
             except ConsumeQueueDamagedError:
@@ -418,7 +422,7 @@ class ConsumeQueueTable:
     ) -> None:
         """A replay has come to the record at `position` that tells where a queue begins and ends; `keep_ends` sees to it."""
         if position >= self._checkpoint_position or self.find(topic, queue_id) in self._cut:
-            self._carried[topic, queue_id] = min_offset, end_offset
+            self._carried[topic, queue_id] = min_offset, end_offset, position
 
     def keep_ends(
         self, damaged: Sequence[DamagedRange], deleted: Mapping[str, int], end_position: int
@@ -428,7 +432,7 @@ class ConsumeQueueTable:
         """
         kept = fill_beginnings(self.all(), self._begins, damaged, deleted)
         self.known_ends += [
-            QueueEnd(topic, queue_id, *ends) for (topic, queue_id), ends in self._carried.items()
+            QueueEnd(topic, queue_id, *told[:2]) for (topic, queue_id), told in self._carried.items()
         ]
         kept |= fill_ends(self.known_ends, damaged, deleted, self.find, self.queue)
         self._dirty |= kept
@@ -448,16 +452,20 @@ class ConsumeQueueTable:
     def forget_deleted(self, positions: Mapping[str, int]) -> None:
         """Topics that were deleted, and up to where: queues that have nothing behind that go. What the table knows is skipped."""
         for topic, position in positions.items():
-            if position < self._checkpoint_position:
-                continue
-            for key in [key for key in self._carried if key[0] == topic]:
+            for key in [key for key, told in self._carried.items() if key[0] == topic and told[-1] < position]:
                 del self._carried[key]
-            queues = list(self.queues_of(topic).values())
+            is_known = position < self._checkpoint_position
+            # What the table knows does not count for a queue that is replayed from before.
+            queues = [queue for queue in self.queues_of(topic).values() if not is_known or queue in self._cut]
             try:
+                if is_known and any(_begins_before(queue, position) for queue in self.queues_of(topic).values() if queue not in queues):
+                    log.error("%s/%s has files of an earlier topic of that name: they are older than the table", self._folder, topic)
+                    self.needs_rebuild = True
+                    continue
                 old = [q for q in queues if q.first_at_or_beyond(position) == q.end_offset]
             except ConsumeQueueDamagedError:
                 continue  # readers are told, and the next start sees to it
-            if len(old) == len(queues):
+            if len(old) == len(queues) and not is_known:
                 self.remove_topic(topic)
                 continue
             for queue in old:  # others of a topic that was created again are in use
@@ -634,6 +642,24 @@ class ConsumeQueueTable:
         else:
             restart(queue)
             self.replay_from = 0
+
+
+def _begins_before(queue: ConsumeQueue, position: int) -> bool:
+    """Whether the first message of a queue stands before `position` in the log."""
+    if queue.known_min_offset == queue.end_offset:
+        return False
+    first, size, _ = queue.entry(queue.known_min_offset)
+    return bool(size) and first < position
+
+
+def _has_behind(queue: ConsumeQueue, position: int) -> bool:
+    """Whether the log has a message of the queue behind `position`: its offset counts, also if it was given twice."""
+    if queue.known_min_offset == queue.end_offset:
+        return False
+    try:
+        return queue.entry(queue.end_offset - 1)[0] > position
+    except ConsumeQueueDamagedError:
+        return False
 
 
 def _ignore(_: object) -> None:

@@ -13,9 +13,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from protomq_broker.store.files.disk import Disk, read_fully, remove_file
+from protomq_broker.store.files.disk import Disk, remove_file
 from protomq_broker.store.files.side_files import (
     SideFileDamagedError,
+    read_entries,
     read_json_file,
     write_json_file,
 )
@@ -60,7 +61,7 @@ def end_in_file(
         count = disk.size(fd) // ENTRY_SIZE_BYTES
         first = max(0, count - LOOK_COUNT)
         size = (count - first) * ENTRY_SIZE_BYTES
-        data = read_fully(disk, fd, size, first * ENTRY_SIZE_BYTES)
+        data = read_entries(disk, fd, size, first * ENTRY_SIZE_BYTES)
     finally:
         disk.close(fd)
     offset = start_offset + first

@@ -5,8 +5,8 @@
 
 Rules:
 - Every record before `position` is in a snapshot, and nothing is in it that was not synced as a record.
-- One that is lost, damaged, ahead of the log or older than its beginning is ignored. Then the one before counts. Else the log is read
-  from its beginning, which has all that is alive.
+- One that is lost, damaged, unreadable, ahead of the log or older than its beginning is ignored. Then the one before counts. Else the log
+  is read from its beginning, which has all that is alive.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from protomq_broker.store.errors import StoreError
-from protomq_broker.store.files.disk import Disk, read_file, write_file_atomically
+from protomq_broker.store.files.disk import UNREADABLE_ERRNOS, Disk, write_file_atomically
 from protomq_broker.store.files.side_files import (
     SideFileDamagedError,
+    read_cache,
     read_json_file,
     write_json_text,
 )
@@ -52,8 +53,8 @@ class SnapshotFiles:
 
     def save_text(self, text: str) -> None:
         """The same for a content that is encoded already."""
-        stored = read_file(self._disk, self._path) if self._has_newest else None
-        if stored is not None:
+        stored = read_cache(self._disk, self._path) if self._has_newest else None
+        if stored:
             # A copy: a power cut in the middle of a rename may leave neither name.
             write_file_atomically(self._disk, self._previous_path, stored)
         write_json_text(self._disk, self._path, text)
@@ -85,5 +86,10 @@ class SnapshotFiles:
             return None
         except (AttributeError, KeyError, TypeError, ValueError, StoreError) as error:
             log.warning("%s is of another form: it is ignored: %r", path, error)
+            return None
+        except OSError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            log.error("%s: it is ignored, since the log has the same", error)
             return None
         return position

@@ -77,9 +77,14 @@ class TimerEntries:
         """Takes over what the files hold. The log begins at `log_start`."""
         self._log_start = log_start
         self._pending.load()
+        damage = self._pending.damage
+        if 0 < self._pending.entries_from < log_start:
+            # What came and went in between, the log has no more. All that is alive stands in it, too.
+            damage = f"the timer's files end at {self._pending.entries_from}, and the log begins behind them"
+            self._pending.start_rebuild()
         if not self._pending.entries_from:
             self._pending.rows_from = log_start
-        self.replay_from, self.damage = self._pending.entries_from, self._pending.damage
+        self.replay_from, self.damage = self._pending.entries_from, damage
 
     def start_rebuild(self) -> None:
         """Forgets everything."""

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from protomq.wire.hashing import crc32c
 from protomq_broker.store.errors import StoreError
-from protomq_broker.store.files.disk import Disk, read_fully, write_fully
-from protomq_broker.store.files.side_files import OpenFile
+from protomq_broker.store.files.disk import Disk, write_fully
+from protomq_broker.store.files.side_files import OpenFile, read_entries
 
 from .timer_rows import (
     LAST_KEY,
@@ -55,7 +55,7 @@ class Run:
         self._disk = disk
         self._file = OpenFile(disk, disk.open_read_only(path))
         size_bytes = disk.size(self._file.fd)
-        end = read_fully(disk, self._file.fd, _END.size, max(size_bytes - _END.size, 0))
+        end = read_entries(disk, self._file.fd, _END.size, max(size_bytes - _END.size, 0))
         if len(end) < _END.size:
             raise TimerDamagedError(f"{path} is cut short")
         crc, self.count, magic = _END.unpack(end)
@@ -63,7 +63,7 @@ class Run:
         blocks_at = self.count * ROW_SIZE_BYTES
         if magic != _MAGIC or blocks_at + block_count * _BLOCK.itemsize + _END.size != size_bytes:
             raise TimerDamagedError(f"{path} does not end as a run of the timer does")
-        blocks = read_fully(disk, self._file.fd, block_count * _BLOCK.itemsize, blocks_at)
+        blocks = read_entries(disk, self._file.fd, block_count * _BLOCK.itemsize, blocks_at)
         if crc32c(blocks) != crc:
             raise TimerDamagedError(f"{path}: the list of its blocks is damaged")
         self._blocks = np.frombuffer(blocks, _BLOCK)
@@ -72,7 +72,7 @@ class Run:
         """The rows of one block. Raises TimerDamagedError."""
         start = block * BLOCK_ROWS
         size_bytes = min(BLOCK_ROWS, self.count - start) * ROW_SIZE_BYTES
-        data = read_fully(self._disk, self._file.fd, size_bytes, start * ROW_SIZE_BYTES)
+        data = read_entries(self._disk, self._file.fd, size_bytes, start * ROW_SIZE_BYTES)
         if len(data) < size_bytes or crc32c(data) != int(self._blocks["crc32c"][block]):
             raise TimerDamagedError(f"{self.path}: block {block} is damaged")
         return np.frombuffer(data, ROW)

@@ -276,6 +276,8 @@ def restore(
         if is_slave:
             write_json_file(disk, f"{root}/{RESTORED_SLAVE_NAME}", {})
         else:
+            # An earlier run may have been to make a slave.
+            remove_file(disk, f"{root}/{RESTORED_SLAVE_NAME}")
             highest = max(epochs.highest_epoch, kept.end.epoch) + RESTORED_EPOCHS
             epochs = replace(epochs, highest_epoch=highest)
         write_epochs(disk, f"{root}/{EPOCHS_NAME}", epochs)
