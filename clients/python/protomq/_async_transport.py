@@ -19,7 +19,7 @@ from ._late_imports import fork_waits, load_needed_modules
 from ._methods import GIVE_UP_POP, GIVEN_UP, POP, REPEATABLE, WATCHED
 from ._remoting_async import AsyncConnection, ended_in
 from ._remoting_hello import split_address
-from ._transport import Choice, Kind
+from ._transport import Choice, Kind, check_grpc
 from ._transport_options import (
     SOON,
     WATCHED_CONNECT_S,
@@ -332,6 +332,7 @@ class AsyncTransport:
                 return connection
         if not address.grpc_address:
             raise ConnectFailedError(f"broker {address.broker_name!r} advertises no gRPC port")
+        check_grpc(refused)
         if address.grpc_address not in self._grpc_links:
             left_s = max(deadline_s - time.monotonic(), 0.001)
             await _probe(address.grpc_address, min(left_s, connect_timeout_s) if is_watched else left_s)

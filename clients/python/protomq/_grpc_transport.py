@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Literal
@@ -26,6 +28,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from . import _forks
 from ._interrupts import interrupt_behind
 from ._methods import WATCHED
 from ._one_way_failures import OneWayFailures
@@ -82,6 +85,18 @@ def _channel_options(peer_timeout_s: float) -> tuple[tuple[str, str | int], ...]
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     )
+
+
+_aio_channels: Final[weakref.WeakSet[grpc.aio.Channel]] = weakref.WeakSet()
+"""As long as there is one, closed or not, gRPC has a thread that a forked child lacks."""
+
+
+def _after_fork() -> None:
+    _forks.grpc_is_lost = _forks.grpc_is_lost or len(_aio_channels) > 0
+
+
+if hasattr(os, "register_at_fork"):  # Not on Windows.
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Channel:
@@ -286,7 +301,9 @@ class AioGrpcLink:
         self._one_way_failures = OneWayFailures(address)
 
     def _open(self) -> _Channel:
-        return _Channel(grpc.aio.insecure_channel(self._address, options=self._options))
+        channel = grpc.aio.insecure_channel(self._address, options=self._options)
+        _aio_channels.add(channel)
+        return _Channel(channel)
 
     async def call(
         self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
