@@ -373,9 +373,10 @@ class AsyncPushConsumer(PushBase):
             loop.call_soon_threadsafe(function)
 
     def suspend(self) -> None:
-        """See PushConsumer.suspend."""
+        """See PushConsumer.suspend. From another thread than the loop's, that is so in a moment."""
         self._check_is_here()
         self._state.is_suspended = True
+        self._in_loop(self._state.rest)
 
     def resume(self) -> None:
         """See PushConsumer.resume."""
