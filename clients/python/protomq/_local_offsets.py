@@ -119,23 +119,20 @@ class LocalOffsets:
     def save(self, offsets: Mapping[MessageQueue, StoredOffset]) -> None:
         """Replaces the file, durably. Raises OSError; then the old one is as it was. Makes a folder again that somebody has deleted."""
         with self._saving:
-            self._save(offsets)
-
-    def _save(self, offsets: Mapping[MessageQueue, StoredOffset]) -> None:
-        if not self.path.parent.exists():
-            self.close()
-            self._take()
-        beside = self.path.with_suffix(".new")
-        with beside.open("wb") as file:
-            file.write(encode(offsets))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            if not self.path.parent.exists():
+                self.close()
+                self._take()
+            beside = self.path.with_suffix(".new")
+            with beside.open("wb") as file:
+                file.write(encode(offsets))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def close(self) -> None:
         """Somebody else may have it."""
