@@ -35,6 +35,7 @@ from ._filters import checked_filter
 from ._hook_points import HookPoints
 from ._hooked_async_calls import async_transport_with
 from ._hooked_consuming import NOT_DEALT_WITH
+from ._loop_ends import cancel
 from ._loops import Loop
 from ._member_tasks import MemberTasks
 from ._message import Message
@@ -131,6 +132,7 @@ class AsyncPullConsumer(ConsumerBase):
         """See PullConsumer.unsubscribe."""
         check_topic(topic)
         self._check_open()
+        self._check_no_other_loop()
         await self._run(self._steps.unsubscribe(topic))
 
     async def assign(
@@ -147,6 +149,7 @@ class AsyncPullConsumer(ConsumerBase):
         checked = checked_tags(tags)
         wanted_filter = checked_filter(checked, sql, cel, module)
         self._check_open()
+        self._check_no_other_loop()
         routes = await self._run(self._steps.assign(wanted, checked, wanted_filter))
         for text in self._doubts(routes):
             warn(logger, text, 2)
@@ -399,8 +402,8 @@ class AsyncPullConsumer(ConsumerBase):
         """Closes everything. Returns the warning about the last commit; "" if there is none."""
         if self._closing.is_own:
             return ""
-        if self._loop is not None and not self._loop.is_closed() and not self._closing.is_over:
-            self._check_loop()
+        if not self._closing.is_over:
+            self._check_no_other_loop()
         if not self._closed:
             self._closed = True
             closed(self)
@@ -426,8 +429,9 @@ class AsyncPullConsumer(ConsumerBase):
                 text = not_taken_text(self.group, count, error)
         # First: nothing must be pulled for a group that somebody deletes now.
         for task in self._pulls:
-            task.cancel()
-        await asyncio.gather(*self._pulls, return_exceptions=True)
+            cancel(task)
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(task for task in self._pulls if task.get_loop() is loop), return_exceptions=True)
         if self._member is not None:
             await self._member.leave(self._state.member_name())
         await self._routes.close()
@@ -471,11 +475,16 @@ class AsyncPullConsumer(ConsumerBase):
                 "this pull consumer was used in another event loop: use it within one asyncio.run(), or make a consumer in each"
             )
 
+    def _check_no_other_loop(self) -> None:
+        """One that is closed keeps nothing."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._check_loop()
+
     def _look_around(self) -> None:
         self._wake()
 
     def _wake(self) -> None:
-        if self._arrived is not None:
+        if self._arrived is not None and not (self._loop is not None and self._loop.is_closed()):
             self._arrived.set()
 
     def _start_pulls(self) -> None:
@@ -498,7 +507,7 @@ class AsyncPullConsumer(ConsumerBase):
     def _give_up_pull(self, ticket: Ticket) -> None:
         task = self._pull_of.pop(ticket, None)
         if task is not None:
-            task.cancel()
+            cancel(task)
 
     def _has_room(self) -> bool:
         has_room = self._state.room_bytes(time.monotonic()) > 0
