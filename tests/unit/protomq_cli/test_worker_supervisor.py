@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import math
 import os
+import subprocess
 import time
 from typing import Any
 
 import pytest
 
-from protomq_cli import worker
 from protomq_cli.worker import Supervisor
 from protomq_cli.worker_policy import Doing, Phase
 
@@ -24,7 +24,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_costs_no_other(monk
     def no_process(*_: Any, **__: Any) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(worker.subprocess, "Popen", no_process)
+    monkeypatch.setattr(subprocess, "Popen", no_process)
     open_files = len(os.listdir("/proc/self/fd"))
     slot = supervisor.policy.slots[0]
     for _ in range(3):
