@@ -434,7 +434,7 @@ class PushState:
     def rest(self) -> None:
         """What listeners have not begun waits here, if none is to get anything now."""
         if self._rests():
-            # Each in front of those that stand behind it.
+            # The last ones first: each run goes to the head of what waits.
             for run in sorted(self._runs, key=lambda one: one.last_offset, reverse=True):
                 self._put_back(run, ())
 
