@@ -47,6 +47,9 @@ class Process:
             self.popen = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=(write,), env=environment, start_new_session=True
             )
+        except BaseException:
+            os.close(read)
+            raise
         finally:
             os.close(write)
         os.set_blocking(read, False)
@@ -122,7 +125,15 @@ class Supervisor:
 
     def _do(self, doing: Doing, index: int) -> None:
         if doing is Doing.START:
-            process = self.processes[index] = Process(index, self._target, self._environment)
+            try:
+                process = Process(index, self._target, self._environment)
+            except OSError as error:  # No memory, processes or files are left now: those that run go on.
+                now_s = time.monotonic()
+                self.policy.exited(index, ExitCode.FAILURE, now_s)
+                wait_s = self.policy.slots[index].start_at_s - now_s
+                self._say(f"worker {index} cannot be started, it is tried again in {wait_s:.0f} s: {error}")
+                return
+            self.processes[index] = process
             self._selector.register(process.pipe, selectors.EVENT_READ, process)
             return
         process = self.processes[index]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any, Literal
 
@@ -27,7 +29,9 @@ from protomq import (
     PushConsumer,
 )
 from protomq.asgi import Messaging
+from protomq.errors import ConfigurationError
 from protomq.testing import Broker
+from tests.support.push import LoopThread
 from tests.support.waiting import PATIENCE_S, async_wait_for, wait_for
 
 Transport = Literal["remoting", "grpc"]
@@ -405,3 +409,60 @@ def test_a_close_that_is_interrupted_leaves_the_group(group: Group, where: str, 
     assert group.has_left()
     consumer.close()
     group.check_next()
+
+
+def in_closed_loop(main: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """As programs do that have no asyncio.run: tasks and sockets are left as they are."""
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+
+
+@contextlib.contextmanager
+def unsaid() -> Iterator[None]:
+    """Python warns of what is left so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+        gc.collect()
+
+
+def test_a_pull_consumer_of_a_closed_loop_is_closed_in_the_next(group: Group) -> None:
+    async def end(consumer: AsyncPullConsumer) -> None:
+        await consumer.unsubscribe(group.topic)
+        await consumer.close()
+
+    def use() -> None:
+        consumer = group.pull()
+        in_closed_loop(lambda: group.poll(consumer))
+        asyncio.run(end(consumer))
+
+    with unsaid():
+        use()
+    wait_for(group.has_left, SOON_S)
+    group.check_next()
+
+
+def test_a_push_consumer_of_a_closed_loop_does_not_run(group: Group) -> None:
+    def use() -> None:
+        consumer = group.push()
+        in_closed_loop(consumer.start)
+        assert not consumer.is_running
+        consumer.suspend()
+        consumer.resume()
+        consumer.set_concurrency(3)
+        with pytest.raises(ConfigurationError, match="another event loop"):
+            asyncio.run(consumer.stop())
+
+    with unsaid():
+        use()
+
+
+async def test_a_pull_consumer_of_an_open_loop_is_left_alone_by_others(group: Group) -> None:
+    consumer = group.pull()
+    with LoopThread() as thread:
+        thread.run(consumer.subscribe(group.topic))
+        for call in (consumer.unsubscribe(group.topic), consumer.assign([]), consumer.close()):
+            with pytest.raises(ConfigurationError, match="another event loop"):
+                await call
+        thread.run(consumer.close())

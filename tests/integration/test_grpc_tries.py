@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -31,7 +31,14 @@ from protomq.errors import (
     RequestTimeoutError,
 )
 from protomq.testing import FaultProxy, Faults
+from tests.support.fake_server import FakeGrpcFront, FakeServer
 from tests.support.waiting import PATIENCE_S, wait_for
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as made:
+        yield made
 
 
 class Unavailable(grpc.GenericRpcHandler):
@@ -393,3 +400,37 @@ async def test_one_way_calls_that_a_close_cuts_off_are_all_counted(is_async: boo
             assert held.began.wait(PATIENCE_S)
             link.close()
         assert one_way_numbers(caplog) == 5
+
+
+def test_a_server_that_is_back_is_called_at_once(server: FakeServer) -> None:
+    """gRPC makes calls fail for a second after it was refused."""
+    with FakeGrpcFront(server) as front:
+        link = GrpcLink(front.address)
+        link.call(_methods.PING, (b"",), PATIENCE_S, False)
+    try:
+        # At first it may know only that the connection is lost.
+        with suppress(ConnectionLostError, ConnectFailedError):
+            link.call(_methods.PING, (b"",), PATIENCE_S, False)
+        with pytest.raises(ConnectFailedError):
+            link.call(_methods.PING, (b"",), PATIENCE_S, False)
+        with FakeGrpcFront(server, front.port):
+            assert link.call(_methods.PING, (b"",), PATIENCE_S, False) == b""
+            wait_for(lambda: not link._left)
+    finally:
+        link.close()
+
+
+async def test_a_server_that_is_back_is_called_by_coroutines_at_once(server: FakeServer) -> None:
+    with FakeGrpcFront(server) as front:
+        link = AioGrpcLink(front.address)
+        await link.call(_methods.PING, (b"",), PATIENCE_S, False)
+    try:
+        with suppress(ConnectionLostError, ConnectFailedError):
+            await link.call(_methods.PING, (b"",), PATIENCE_S, False)
+        with pytest.raises(ConnectFailedError):
+            await link.call(_methods.PING, (b"",), PATIENCE_S, False)
+        with FakeGrpcFront(server, front.port):
+            assert await link.call(_methods.PING, (b"",), PATIENCE_S, False) == b""
+            assert not link._left
+    finally:
+        await link.close()

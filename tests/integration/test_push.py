@@ -445,6 +445,33 @@ def test_a_suspended_consumer_begins_no_listener(
         wait_for(lambda: len(seen) == 5, PATIENCE_S)
 
 
+def test_a_consumer_that_is_suspended_in_a_run_begins_no_listener_of_that_run(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    """A run may have 256 messages, by how quick the listener was before."""
+    group = group_of(protomq_server, protomq_topic)
+    seen: list[bytes] = []
+    runs, suspended = threading.Event(), threading.Event()
+
+    def count(message: Message) -> None:
+        seen.append(message.body)
+        if message.body == b"100":
+            assert runs.wait(PATIENCE_S)
+            consumer.suspend()
+            suspended.set()
+
+    first = protomq_producer.queues(protomq_topic)[0]
+    protomq_producer.send_batch(protomq_topic, [b"%d" % number for number in range(200)], queue=first)
+    with push(group, protomq_topic, count, concurrency=1) as consumer:
+        runs.set()
+        assert suspended.wait(PATIENCE_S)
+        wait_for(lambda: not consumer._state.running_count, PATIENCE_S)
+        # A thread that is not the loop's has it suspended in a moment.
+        assert len(seen) == 101 if push.kind != "functions in a loop" else len(seen) < 200
+        push.call(consumer.resume)
+        wait_for(lambda: len(seen) == 200, PATIENCE_S)
+
+
 def test_concurrency_grows_and_shrinks_while_it_runs(
     push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
 ) -> None:

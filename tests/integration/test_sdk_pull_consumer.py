@@ -172,6 +172,104 @@ def test_leaving_the_loop_gives_back_what_was_not_seen(server: FakeServer) -> No
     assert server.committed == {("g", "t", 0): 5}
 
 
+async def test_leaving_an_async_loop_gives_back_what_was_not_seen(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    async with AsyncPullConsumer("g", namesrv=server.address) as source:
+        await source.assign([Q0])
+        async for message in source:
+            if message.body == b"2":
+                break
+    assert server.committed == {("g", "t", 0): 3}
+
+
+async def test_an_async_loop_that_was_left_is_followed_by_what_it_had_not_handed_on(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    async with AsyncPullConsumer("g", namesrv=server.address) as source:
+        await source.assign([Q0])
+        async for message in source:
+            if message.body == b"2":
+                break
+        assert (await source.poll(PATIENCE_S))[0].body == b"3"
+
+
+def test_a_commit_in_a_loop_is_of_what_the_loop_has_handed_on(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    committed = []
+    with consumer(server, auto_commit=False) as source:
+        source.assign([Q0])
+        for message in source:
+            source.commit()
+            committed.append(server.committed["g", "t", 0])
+            if message.body == b"5":
+                break
+    assert committed == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_commit_in_an_async_loop_is_so_too(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    committed = []
+    async with AsyncPullConsumer("g", namesrv=server.address, auto_commit=False) as source:
+        await source.assign([Q0])
+        async for message in source:
+            await source.commit()
+            committed.append(server.committed["g", "t", 0])
+            if message.body == b"5":
+                break
+    assert committed == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_close_in_the_midst_of_a_loop_ends_it_and_commits_what_it_has_handed_on(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    source = consumer(server)
+    source.assign([Q0])
+    seen = []
+    for message in source:
+        seen.append(message.body)
+        if message.body == b"2":
+            source.close()
+    assert seen == [b"0", b"1", b"2"]
+    assert server.committed == {("g", "t", 0): 3}
+
+
+async def test_so_does_a_close_in_the_midst_of_an_async_loop(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    source = AsyncPullConsumer("g", namesrv=server.address)
+    await source.assign([Q0])
+    seen = []
+    async for message in source:
+        seen.append(message.body)
+        if message.body == b"2":
+            await source.close()
+    assert seen == [b"0", b"1", b"2"]
+    assert server.committed == {("g", "t", 0): 3}
+
+
+def test_who_polls_beside_a_loop_commits_nothing_that_the_loop_has_not_handed_on(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    with consumer(server, auto_commit_interval_s=0.001) as source:
+        source.assign([Q0])
+        loop = iter(source)
+        assert [next(loop).body for _ in range(2)] == [b"0", b"1"]
+        time.sleep(0.002)
+        source.poll(0)
+        time.sleep(0.002)
+        source.poll(0)
+        assert server.committed == {("g", "t", 0): 2}
+        assert [next(loop).body for _ in range(4)] == [b"2", b"3", b"4", b"5"]
+    assert server.committed == {("g", "t", 0): 6}
+
+
+def test_a_seek_in_a_loop_holds_when_the_loop_is_left(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    with consumer(server) as source:
+        source.assign([Q0])
+        for _ in source:
+            source.seek(Q0, 4)
+            break
+        assert source.position(Q0) == 4
+    assert server.committed == {("g", "t", 0): 4}
+
+
 def test_commits_in_poll_are_of_what_was_dealt_with(server: FakeServer) -> None:
     server.append("t", 0, [b"%d" % i for i in range(6)])
     with consumer(server, auto_commit_interval_s=0.001) as source:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -398,6 +400,58 @@ def test_a_forked_child_has_its_own_connections(
     transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
     assert server.connections_accepted == 2
     assert server.called(_methods.PING) == 3
+
+
+FORKED = """
+import asyncio, os, sys, time
+from protomq import _methods
+from protomq._async_transport import AsyncTransport
+from protomq._transport import SyncTransport
+from protomq._types import BrokerAddress
+
+grpc_address, closed_address = sys.argv[1:]
+over_grpc, falls_back = BrokerAddress("b", grpc_address, ""), BrokerAddress("b", grpc_address, closed_address)
+
+
+def called(client, address, loop=None):
+    try:
+        calling = client.call(address, _methods.PING, (b"",), 2.0)
+        return "answered" if (loop.run_until_complete(calling) if loop else calling) == b"" else "?"
+    except Exception as error:
+        return type(error).__name__
+
+
+def in_child(what):
+    pid = os.fork()
+    if pid == 0:
+        sys.stdout.write(what() + "\\n")
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+loop, client = asyncio.new_event_loop(), AsyncTransport(OPTIONS)
+print(called(client, over_grpc, loop), flush=True)
+in_child(lambda: called(client, over_grpc, asyncio.new_event_loop()))
+in_child(lambda: called(AsyncTransport(OPTIONS), over_grpc, asyncio.new_event_loop()))
+in_child(lambda: called(SyncTransport(OPTIONS), over_grpc))
+in_child(lambda: called(AsyncTransport(), falls_back, asyncio.new_event_loop()))
+in_child(lambda: called(SyncTransport(), falls_back))
+print(called(client, over_grpc, loop), flush=True)
+loop.run_until_complete(client.close())
+del client
+in_child(lambda: called(SyncTransport(OPTIONS), over_grpc))
+""".replace("OPTIONS", "__import__('protomq._transport_options', fromlist=['']).TransportOptions(transport='grpc')")
+
+
+def test_a_child_that_was_forked_while_grpc_ran_in_an_event_loop_is_told_so(server: FakeServer) -> None:
+    with FakeGrpcFront(server) as front:
+        child = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", FORKED, front.address, f"127.0.0.1:{unused_port()}"],
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+    told = ["ConfigurationError"] * 3 + ["ConnectFailedError"] * 2
+    assert child.stdout.split() == ["answered", *told, "answered", "answered"], child.stderr
 
 
 # -- the choice ----------------------------------------------------------------------------------------------------------

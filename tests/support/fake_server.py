@@ -568,7 +568,7 @@ def tag_of(field: bytes) -> str:
 class FakeGrpcFront:
     """The methods of a FakeServer over gRPC (holds are answered when they end)."""
 
-    def __init__(self, server: FakeServer) -> None:
+    def __init__(self, server: FakeServer, port: int = 0) -> None:
         import grpc
 
         self._server = server
@@ -590,7 +590,7 @@ class FakeGrpcFront:
                 )
 
         self._grpc.add_generic_rpc_handlers((Handler(),))
-        self.port = self._grpc.add_insecure_port("127.0.0.1:0")
+        self.port = self._grpc.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{self.port}"
 
     def _serve(self, method_id: int, request: bytes, context: Any) -> bytes:

@@ -153,14 +153,14 @@ class AsyncProducer(AsyncLineSender):
             message = as_message(
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
             )
-            with self._calls:
+            with self._calls.one():
                 return await self._send_message(message, selector, timeout_s)
         if queue is not None and type(queue) is not MessageQueue:
             check_queue(topic, queue)
         deadline_s = self._deadline(timeout_s)
         record = self._core.prepare(body, key, keys, tag, properties, deadline_s=deadline_s)
         if timeout_s is not None or self._pending_size > self.options.pending_size_max_bytes:
-            with self._calls:
+            with self._calls.one():
                 return await self._send_bounded(topic, record, queue, deadline_s)
         line = self._lines.get((topic, queue, None)) or self._line(topic, queue, None)
         return await self._enqueue(line, record, deadline_s).future
@@ -279,11 +279,14 @@ class AsyncProducer(AsyncLineSender):
 
     async def _run(self, steps: Steps[T]) -> T:
         """As in Producer."""
-        with self._calls:
+        with self._calls.one():
             return await self._driver.run(steps)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Waits until every message whose `send` is under way in another task has its outcome. See Producer.flush."""
+        """Waits until every message whose `send` is under way in another task has its outcome. So for batches, recalls and replies.
+
+        See Producer.flush.
+        """
         if self._closed:
             raise ClosedError("the producer is closed")
         if timeout_s is None:
@@ -295,11 +298,13 @@ class AsyncProducer(AsyncLineSender):
             for line in self._lines.values()
             for entry in (*line.in_flight, *line.pending)
         }
+        deadline_s = time.monotonic() + timeout_s
+        # Of these no line may know yet: they wait for a route, or for room.
+        left_count = await self._calls.wait(timeout_s, frozenset(self._calls.now))
+        timeout_s = max(deadline_s - time.monotonic(), 0.0)
         waiting = (await asyncio.wait(futures, timeout=timeout_s))[1] if futures else set()
-        if waiting:
-            raise RequestTimeoutError(
-                f"{len(waiting)} messages have no outcome yet", metadata={"pending": str(len(waiting))}
-            )
+        if count := max(left_count, len(waiting)):  # Some are both.
+            raise RequestTimeoutError(f"{count} messages have no outcome yet", metadata={"pending": str(count)})
 
     # -- life ----------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ event loop on which it was first used, and to its process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import time
@@ -34,11 +35,13 @@ from ._filters import checked_filter
 from ._hook_points import HookPoints
 from ._hooked_async_calls import async_transport_with
 from ._hooked_consuming import NOT_DEALT_WITH
+from ._loop_ends import cancel
+from ._loops import Loop
 from ._member_tasks import MemberTasks
 from ._message import Message
 from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
-from ._pull_logic import GROUP_LOOK_MIN_S, POLL_MESSAGES, Ticket, logger
+from ._pull_logic import GROUP_LOOK_MIN_S, LOOP_POLL_S, POLL_MESSAGES, Ticket, logger
 from ._pull_schedule import COUNT_DEFAULT as PULL_COUNT_DEFAULT
 from ._pull_schedule import NEXT_DELAY_DEFAULT_MS, AsyncScheduledPull, PullSchedule
 from ._queue_listener import QueueListener
@@ -129,6 +132,7 @@ class AsyncPullConsumer(ConsumerBase):
         """See PullConsumer.unsubscribe."""
         check_topic(topic)
         self._check_open()
+        self._check_no_other_loop()
         await self._run(self._steps.unsubscribe(topic))
 
     async def assign(
@@ -145,6 +149,7 @@ class AsyncPullConsumer(ConsumerBase):
         checked = checked_tags(tags)
         wanted_filter = checked_filter(checked, sql, cel, module)
         self._check_open()
+        self._check_no_other_loop()
         routes = await self._run(self._steps.assign(wanted, checked, wanted_filter))
         for text in self._doubts(routes):
             warn(logger, text, 2)
@@ -160,20 +165,20 @@ class AsyncPullConsumer(ConsumerBase):
         return await self._poll_for(timeout_s, max_messages)
 
     async def _poll_for(
-        self, timeout_s: float, max_messages: int, *, one_queue: bool = False
+        self, timeout_s: float, max_messages: int, *, one_queue: bool = False, loop: Loop | None = None
     ) -> list[Message]:
         if not self._hooks.receive:
-            return await self._poll_within(timeout_s, max_messages, one_queue)
+            return await self._poll_within(timeout_s, max_messages, one_queue, loop)
         context = self._hooks.before_receive()
         try:
-            messages = await self._poll_within(timeout_s, max_messages, one_queue)
+            messages = await self._poll_within(timeout_s, max_messages, one_queue, loop)
         except BaseException as error:
             self._hooks.after_receive(context, (), error)
             raise
         self._hooks.after_receive(context, messages)
         return messages
 
-    async def _poll_within(self, timeout_s: float, max_messages: int, one_queue: bool) -> list[Message]:
+    async def _poll_within(self, timeout_s: float, max_messages: int, one_queue: bool, loop: Loop | None) -> list[Message]:
         self._check_open()
         self._check_loop()
         self._check_something_to_poll()
@@ -202,6 +207,8 @@ class AsyncPullConsumer(ConsumerBase):
                 self._start_pulls()
                 if self._handed is not None:
                     self._handed.gave(messages)
+                if loop is not None:
+                    state.loop_over(loop, messages)
                 return messages
             now_s = time.monotonic()
             if self._closed or now_s >= deadline_s:
@@ -215,19 +222,12 @@ class AsyncPullConsumer(ConsumerBase):
             except TimeoutError:
                 continue
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    def __aiter__(self) -> AsyncIterator[Message]:
         """See PullConsumer.__iter__."""
-        while not self._closed:
-            try:
-                messages = await self.poll()
-            except ClosedError:
-                return
-            for i, message in enumerate(messages):
-                try:
-                    yield message
-                except GeneratorExit:
-                    self._state.give_back(messages[i + 1 :])
-                    raise
+        return _AsyncLoop(self)
+
+    async def _poll_for_loop(self, loop: Loop) -> None:
+        await self._poll_for(LOOP_POLL_S, POLL_MESSAGES, loop=loop)
 
     async def run_scheduled(
         self,
@@ -402,12 +402,13 @@ class AsyncPullConsumer(ConsumerBase):
         """Closes everything. Returns the warning about the last commit; "" if there is none."""
         if self._closing.is_own:
             return ""
-        if self._loop is not None and not self._loop.is_closed() and not self._closing.is_over:
-            self._check_loop()
+        if not self._closing.is_over:
+            self._check_no_other_loop()
         if not self._closed:
             self._closed = True
             closed(self)
             self._wake()
+            self._state.end_loops()
             if commit:
                 self._state.user_came_back()
         return await self._closing.wait(partial(self._end, commit), partial(self._end_in_a_hurry, commit), self._abort)
@@ -428,8 +429,9 @@ class AsyncPullConsumer(ConsumerBase):
                 text = not_taken_text(self.group, count, error)
         # First: nothing must be pulled for a group that somebody deletes now.
         for task in self._pulls:
-            task.cancel()
-        await asyncio.gather(*self._pulls, return_exceptions=True)
+            cancel(task)
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(task for task in self._pulls if task.get_loop() is loop), return_exceptions=True)
         if self._member is not None:
             await self._member.leave(self._state.member_name())
         await self._routes.close()
@@ -473,11 +475,16 @@ class AsyncPullConsumer(ConsumerBase):
                 "this pull consumer was used in another event loop: use it within one asyncio.run(), or make a consumer in each"
             )
 
+    def _check_no_other_loop(self) -> None:
+        """One that is closed keeps nothing."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._check_loop()
+
     def _look_around(self) -> None:
         self._wake()
 
     def _wake(self) -> None:
-        if self._arrived is not None:
+        if self._arrived is not None and not (self._loop is not None and self._loop.is_closed()):
             self._arrived.set()
 
     def _start_pulls(self) -> None:
@@ -500,7 +507,7 @@ class AsyncPullConsumer(ConsumerBase):
     def _give_up_pull(self, ticket: Ticket) -> None:
         task = self._pull_of.pop(ticket, None)
         if task is not None:
-            task.cancel()
+            cancel(task)
 
     def _has_room(self) -> bool:
         has_room = self._state.room_bytes(time.monotonic()) > 0
@@ -537,3 +544,37 @@ class AsyncPullConsumer(ConsumerBase):
         self._check_open()
         await self._run(self._steps.seek_to_end_of_range(which, wanted))
         self._wake()
+
+
+class _AsyncLoop(AsyncIterator[Message]):
+    """One `async for` over a consumer. No generator: an event loop ends one that was left by `break` only after the next `await`."""
+
+    def __init__(self, consumer: AsyncPullConsumer) -> None:
+        self._consumer = consumer
+        self._loop = Loop()
+
+    async def __anext__(self) -> Message:
+        while True:
+            for message in self._loop.left:
+                return message
+            if self._consumer._closed:
+                raise StopAsyncIteration
+            try:
+                await self._consumer._poll_for_loop(self._loop)
+            except ClosedError:
+                raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        """Leaves the loop, for `contextlib.aclosing`."""
+        self._consumer._state.leave_loop(self._loop)
+
+    def __del__(self) -> None:
+        consumer = self._consumer
+        if consumer._loop is None or consumer._loop.is_closed() or consumer._pid != os.getpid():
+            return
+        leave = partial(consumer._state.leave_loop, self._loop)
+        if asyncio._get_running_loop() is consumer._loop:
+            leave()
+        else:  # It was garbage, and another thread found it.
+            with contextlib.suppress(RuntimeError):  # The event loop was closed meanwhile.
+                consumer._loop.call_soon_threadsafe(leave)

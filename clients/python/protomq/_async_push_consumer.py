@@ -365,17 +365,18 @@ class AsyncPushConsumer(PushBase):
     # -- while it runs ---------------------------------------------------------------------------------------------------
 
     def _in_loop(self, function: Callable[[], None]) -> None:
-        """Calls it where the consumer runs: at once there, else soon, as from a thread of the program's."""
+        """Calls it where the consumer runs: at once there, else soon, as from a thread of the program's. In a closed loop nothing runs."""
         loop = self._loop
-        if loop is None or loop.is_closed() or asyncio._get_running_loop() is loop:
+        if loop is None or asyncio._get_running_loop() is loop:
             function()
-        else:
+        elif not loop.is_closed():
             loop.call_soon_threadsafe(function)
 
     def suspend(self) -> None:
-        """See PushConsumer.suspend."""
+        """See PushConsumer.suspend. From another thread than the loop's, that is so in a moment."""
         self._check_is_here()
         self._state.is_suspended = True
+        self._in_loop(self._state.rest)
 
     def resume(self) -> None:
         """See PushConsumer.resume."""
@@ -393,6 +394,8 @@ class AsyncPushConsumer(PushBase):
     @property
     def is_running(self) -> bool:
         """See PushBase.is_running."""
+        if self._loop is not None and self._loop.is_closed():
+            return False
         return self._consumer is not None and not self._is_ending and self._fork_count == _forks.fork_count
 
     def assignment(self) -> tuple[MessageQueue, ...]:

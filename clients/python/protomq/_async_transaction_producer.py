@@ -18,6 +18,7 @@ from ._connection_options import ConnectionOptions
 from ._end_lines import AsyncEndLine
 from ._forks import call_after_fork
 from ._half_core import HalfCore, HalfResult, end_of, end_of_half
+from ._loop_ends import is_closed
 from ._of_one_process import OfOneProcess
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer_options import ProducerSettings
@@ -464,13 +465,15 @@ class AsyncTransactionProducer(OfOneProcess):
                 await asyncio.sleep(PAUSE_S)
 
     async def _answer(self, topic: str, broker_name: str, check: TransactionCheck) -> None:
+        own_task = asyncio.current_task()
         try:
             returned = self._check(check)
             decision = listener_decision(await returned if inspect.isawaitable(returned) else returned)
         except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+            if isinstance(error, asyncio.CancelledError) and (own_task is None or own_task.cancelling()):
                 raise  # The producer is closed.
+            if is_closed(error, own_task):
+                raise
             say_listener_failed(check, error, self._seldom)
             return
         if decision is TransactionDecision.UNKNOWN:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ._held_pops import GIVE_UP_S, give_up_of
 from ._late_imports import fork_waits, load_needed_modules
 from ._methods import GIVE_UP_POP, GIVEN_UP, POP, REPEATABLE, WATCHED
-from ._remoting_async import AsyncConnection, ended_in
-from ._remoting_hello import split_address
-from ._transport import Choice, Kind
+from ._remoting_async import AsyncConnection, ended_in, probe
+from ._transport import Choice, Kind, check_grpc
 from ._transport_options import (
     SOON,
     WATCHED_CONNECT_S,
@@ -332,9 +331,10 @@ class AsyncTransport:
                 return connection
         if not address.grpc_address:
             raise ConnectFailedError(f"broker {address.broker_name!r} advertises no gRPC port")
+        check_grpc(refused)
         if address.grpc_address not in self._grpc_links:
             left_s = max(deadline_s - time.monotonic(), 0.001)
-            await _probe(address.grpc_address, min(left_s, connect_timeout_s) if is_watched else left_s)
+            await probe(address.grpc_address, min(left_s, connect_timeout_s) if is_watched else left_s)
         if refused is not None:
             self._choice.fell_back(address, refused, time.monotonic())
         self._kinds[address] = "grpc"
@@ -422,14 +422,3 @@ async def _wait_until_writable(connection: AsyncConnection, timeout_s: float) ->
     if connection.closed:
         raise ConnectionLostError("connection closed while waiting to send")
     return max(timeout_s - (time.monotonic() - started_s), 0.001)
-
-
-async def _probe(address: str, timeout_s: float) -> None:
-    """Connects and closes: tells a dead server from a living one at once and without loading grpc."""
-    host, port = split_address(address)
-    try:
-        async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(host, port)
-    except OSError as error:
-        raise ConnectFailedError(f"{address}: {str(error) or 'no answer in time'}") from error
-    writer.close()

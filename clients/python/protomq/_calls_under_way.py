@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 
 
 class ThreadCalls:
@@ -37,27 +40,43 @@ class ThreadCalls:
 
 
 class TaskCalls:
-    """Calls of coroutines of one event loop: `with calls:` around each."""
+    """Calls of coroutines of one event loop: `with calls.one():` around each.
+
+    Attributes:
+        now: those that are under way, by number.
+    """
 
     def __init__(self) -> None:
-        self._count = 0
-        self._ended: asyncio.Event | None = None
+        self.now: set[int] = set()
+        self._numbers = itertools.count()
+        self._changed: asyncio.Event | None = None
 
-    def __enter__(self) -> None:
-        self._count += 1
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """A call. It may end where no loop runs any more."""
+        number = next(self._numbers)
+        self.now.add(number)
+        try:
+            yield
+        finally:
+            self.now.discard(number)
+            if self._changed is not None:
+                self._changed.set()
 
-    def __exit__(self, *_: object) -> None:
-        self._count -= 1
-        if not self._count and self._ended is not None:
-            self._ended.set()
-
-    async def wait(self, timeout_s: float) -> None:
-        """Until none is under way, or the time is over."""
-        if not self._count:
-            return
-        self._ended = asyncio.Event()
+    async def wait(self, timeout_s: float, of: Set[int] | None = None) -> int:
+        """Until none is under way, or none of these, or the time is over; how many are."""
+        if not self._left(of):
+            return 0
         try:
             async with asyncio.timeout(timeout_s):
-                await self._ended.wait()
+                while self._left(of):
+                    if self._changed is None:
+                        self._changed = asyncio.Event()
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
-            return
+            pass
+        return self._left(of)
+
+    def _left(self, of: Set[int] | None) -> int:
+        return len(self.now if of is None else self.now & of)

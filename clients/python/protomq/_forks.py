@@ -17,6 +17,9 @@ class Forkable(Protocol):
 fork_count = 0
 """How many forks lie between this process and the first: it differs between parent and child, and costs no system call."""
 
+grpc_is_lost = False
+"""Whether this process was forked while gRPC ran in an event loop: every call of gRPC's library hangs here, or ends the process."""
+
 _forkable: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 

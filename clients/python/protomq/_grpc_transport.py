@@ -10,14 +10,18 @@ Rules:
 - A channel on which a call was not answered in time, and nothing else for SILENT_S, is used no more. A firewall may drop what is sent
   there. The calls on it go on, and then it is closed. Where it is silent indeed, gRPC's pings end them within PING_S and PING_TIMEOUT_S.
 - Where nothing was ever heard on a channel, another one would be as silent: it stays.
+- After a refused connection gRPC makes calls fail for up to a second, by what it knew. A server that takes connections by then gets another
+  channel, and the call, which was not sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Literal
@@ -26,10 +30,13 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from . import _forks
 from ._interrupts import interrupt_behind
 from ._methods import WATCHED
 from ._one_way_failures import OneWayFailures
-from ._transport_options import SOON, given_up, was_silent
+from ._remoting_async import probe as probe_async
+from ._remoting_sync import probe
+from ._transport_options import SOON, given_up, was_refused, was_silent
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ClosedError,
@@ -64,6 +71,8 @@ PING_TIMEOUT_S: Final = 5.0
 SILENT_S: Final = SOON.silent_s
 CLOSE_S: Final = 1.0
 """How long `close` waits at most for a channel whose calls do not end."""
+PROBE_S: Final = 0.5
+"""For which a server that has refused a connection is tried to be reached."""
 STUCK_S: Final = 1.0
 """How much later than in time a call may end. Later, its channel is stuck: gRPC's thread that ends calls does not run."""
 _SILENT_TEXTS: Final = ("timed out", "timeout", "handshaker shutdown")
@@ -82,6 +91,18 @@ def _channel_options(peer_timeout_s: float) -> tuple[tuple[str, str | int], ...]
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     )
+
+
+_aio_channels: Final[weakref.WeakSet[grpc.aio.Channel]] = weakref.WeakSet()
+"""As long as there is one, closed or not, gRPC has a thread that a forked child lacks."""
+
+
+def _after_fork() -> None:
+    _forks.grpc_is_lost = _forks.grpc_is_lost or len(_aio_channels) > 0
+
+
+if hasattr(os, "register_at_fork"):  # Not on Windows.
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Channel:
@@ -137,7 +158,37 @@ class GrpcLink:
         is_replaced: Callable[[], bool] | None = None,
     ) -> bytes:
         """See SyncTransport.call."""
-        channel, this_call = self._current, object()
+        channel, ends_s = self._current, time.monotonic() + timeout_s
+        try:
+            return self._call(channel, method, payload, timeout_s, one_way, is_replaced)
+        except ConnectFailedError as error:
+            if not was_refused(error) or not self._is_back(channel, ends_s - time.monotonic()):
+                raise
+        return self._call(self._current, method, payload, max(ends_s - time.monotonic(), 0.001), one_way, is_replaced)
+
+    def _is_back(self, channel: _Channel, timeout_s: float) -> bool:
+        """Whether the server takes connections, though gRPC has said that it does not. Then there is another channel."""
+        if self._current is channel:
+            try:
+                probe(self._address, max(min(timeout_s, PROBE_S), 0.001))
+            except ConnectFailedError:
+                return False
+            if self._renew(channel):
+                self._left.add(channel)
+                channel.is_left = True
+                self._ended(channel, None)
+        return not self._closed
+
+    def _call(
+        self,
+        channel: _Channel,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        one_way: bool,
+        is_replaced: Callable[[], bool] | None,
+    ) -> bytes:
+        this_call = object()
         request = payload[0] if len(payload) == 1 else b"".join(payload)
         started_s = time.monotonic()
         channel.calls.add(this_call)
@@ -286,13 +337,40 @@ class AioGrpcLink:
         self._one_way_failures = OneWayFailures(address)
 
     def _open(self) -> _Channel:
-        return _Channel(grpc.aio.insecure_channel(self._address, options=self._options))
+        channel = grpc.aio.insecure_channel(self._address, options=self._options)
+        _aio_channels.add(channel)
+        return _Channel(channel)
 
     async def call(
         self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
     ) -> bytes:
         """See AsyncTransport.call."""
-        channel, this_call = self._current, object()
+        channel, ends_s = self._current, time.monotonic() + timeout_s
+        try:
+            return await self._call(channel, method, payload, timeout_s, one_way)
+        except ConnectFailedError as error:
+            if not was_refused(error) or not await self._is_back(channel, ends_s - time.monotonic()):
+                raise
+        return await self._call(self._current, method, payload, max(ends_s - time.monotonic(), 0.001), one_way)
+
+    async def _is_back(self, channel: _Channel, timeout_s: float) -> bool:
+        """See GrpcLink._is_back."""
+        if self._current is channel:
+            try:
+                await probe_async(self._address, max(min(timeout_s, PROBE_S), 0.001))
+            except ConnectFailedError:
+                return False
+            if self._current is channel and not self._closed:
+                self._current = self._open()
+                self._left.add(channel)
+                channel.is_left = True
+                self._ended(channel, None)
+        return not self._closed
+
+    async def _call(
+        self, channel: _Channel, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
+    ) -> bytes:
+        this_call = object()
         stub = channel.stub(method)
         request = payload[0] if len(payload) == 1 else b"".join(payload)
         if one_way:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -75,13 +76,14 @@ def instance_here(instance: str, environment: Mapping[str, str]) -> str:
 
 
 class LocalOffsets:
-    """The file of one consumer. One thread at a time."""
+    """The file of one consumer. One thread at a time, but for `save`: a task that is cancelled leaves one behind that still runs."""
 
     def __init__(self, folder: str, group: str, instance: str = "") -> None:
         """`folder`: "": the default one. `instance`: tells consumers of one group on one machine apart."""
         name = quote(f"{group}@{instance}" if instance else group, safe="%@")
         self.path = Path(folder or DEFAULT_FOLDER).expanduser() / f"{name}.json"
         self._lock: IO[bytes] | None = None
+        self._saving = threading.Lock()
 
     def open(self) -> dict[MessageQueue, StoredOffset]:
         """Takes the file, and reads it. Raises ConfigurationError if another consumer has it, or the folder cannot be used."""
@@ -116,20 +118,21 @@ class LocalOffsets:
 
     def save(self, offsets: Mapping[MessageQueue, StoredOffset]) -> None:
         """Replaces the file, durably. Raises OSError; then the old one is as it was. Makes a folder again that somebody has deleted."""
-        if not self.path.parent.exists():
-            self.close()
-            self._take()
-        beside = self.path.with_suffix(".new")
-        with beside.open("wb") as file:
-            file.write(encode(offsets))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with self._saving:
+            if not self.path.parent.exists():
+                self.close()
+                self._take()
+            beside = self.path.with_suffix(".new")
+            with beside.open("wb") as file:
+                file.write(encode(offsets))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def close(self) -> None:
         """Somebody else may have it."""

@@ -14,6 +14,19 @@ from typing import Any
 from .errors import ClosedError
 
 
+def is_closed(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether a coroutine of the task ends since its loop is gone, and nobody goes on with it; else `error` is the program's own."""
+    if not isinstance(error, GeneratorExit):
+        return False
+    return asyncio._get_running_loop() is None or asyncio.current_task() is not task
+
+
+def cancel(task: asyncio.Task[Any]) -> None:
+    """Unless its loop is closed, where nobody can be told."""
+    if not task.get_loop().is_closed():
+        task.cancel()
+
+
 def why_ended(error: BaseException) -> str:
     """Why a task ended that should have gone on: what it was thrown."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):

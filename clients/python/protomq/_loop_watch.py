@@ -47,7 +47,9 @@ class LoopWatch:
                 return  # The loop is closed.
             if not alive.wait(self._blocked_s) and not self._closed.is_set():
                 self._tell()
-                alive.wait()
+                # One that is closed drops what it was to call.
+                while not alive.wait(self._blocked_s) and not self._loop.is_closed():
+                    pass
             self._closed.wait(self._blocked_s / 4)
 
     def _tell(self) -> None:

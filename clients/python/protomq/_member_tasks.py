@@ -17,6 +17,7 @@ from collections.abc import Callable
 from . import _methods
 from ._async_routes import AsyncRoutes
 from ._async_transport import AsyncTransport
+from ._loop_ends import cancel
 from ._member_driver import LEAVE_TIMEOUT_S, LOOK_MAX_S, take_outcome
 from ._member_search import MemberSearch
 from ._member_stand_in import MemberStandIn
@@ -101,7 +102,8 @@ class MemberTasks:
         Then there are no tasks any more.
         """
         self.abandon()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(task for task in self._tasks if task.get_loop() is loop), return_exceptions=True)
         with self.lock:
             requests = self.state.leave_requests(pull_member)
         await asyncio.gather(*(self._say_leaving(leave.address, leave.payload) for leave in requests))
@@ -115,11 +117,12 @@ class MemberTasks:
         self._closed = True
         if self._stand_in is not None:
             self._stand_in.close()
-        self._changed.set()
+        with contextlib.suppress(RuntimeError):  # Whoever waits, waits in a loop that is closed.
+            self._changed.set()
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
-            task.cancel()
+            cancel(task)
 
     async def _call(
         self, ticket: MemberTicket, address: BrokerAddress, request: bytes, timeout_s: float

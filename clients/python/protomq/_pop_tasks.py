@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ._child_ends import ending_children
 from ._closing import Closing
 from ._daemon_threads import DaemonThreads
+from ._loop_ends import is_closed
 from ._loop_watch import LoopWatch
 from ._message import Message
 from ._pop_handling import RECEIVE_AGAIN_S, Ahead, HandledCounts, Handling, Hold, clock_s, logger
@@ -185,15 +186,16 @@ class HandlerTasks:
             logger.error("the end of a message that %s has handled could not be told", self.handling.name, exc_info=error)
 
     async def _handle(self, hold: Hold) -> None:
-        handling = self.handling
+        handling, own_task = self.handling, asyncio.current_task()
         try:
             failure = handling.judged(await self._call(hold))
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if own_task is None or own_task.cancelling():
                 raise  # The consumer stops: nobody knows what became of it.
             failure = handling.raised(error)
         except BaseException as error:
+            if is_closed(error, own_task):
+                raise
             failure = handling.raised(error)
         handling.holds.end(hold)
         if hold.is_refused:

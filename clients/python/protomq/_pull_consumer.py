@@ -32,11 +32,12 @@ from ._filters import checked_filter
 from ._hook_points import HookPoints
 from ._hooked_calls import multiplexer_with, transport_with
 from ._hooked_consuming import NOT_DEALT_WITH
+from ._loops import Loop
 from ._member_thread import MemberThread
 from ._message import Message
 from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
-from ._pull_logic import GROUP_LOOK_MIN_S, POLL_MESSAGES, Ticket, logger
+from ._pull_logic import GROUP_LOOK_MIN_S, LOOP_POLL_S, POLL_MESSAGES, Ticket, logger
 from ._pull_multiplexer import PullMultiplexer
 from ._pull_schedule import COUNT_DEFAULT as PULL_COUNT_DEFAULT
 from ._pull_schedule import NEXT_DELAY_DEFAULT_MS, PullSchedule, ScheduledPull
@@ -182,13 +183,13 @@ class PullConsumer(ConsumerBase):
         return self._poll_for(timeout_s, max_messages)
 
     def _poll_for(
-        self, timeout_s: float, max_messages: int, *, one_queue: bool = False
+        self, timeout_s: float, max_messages: int, *, one_queue: bool = False, loop: Loop | None = None
     ) -> list[Message]:
         if not self._hooks.receive:
-            return self._poll_within(timeout_s, max_messages, one_queue)
+            return self._poll_within(timeout_s, max_messages, one_queue, loop)
         context = self._hooks.before_receive()
         try:
-            messages = self._poll_within(timeout_s, max_messages, one_queue)
+            messages = self._poll_within(timeout_s, max_messages, one_queue, loop)
         except BaseException as error:
             self._hooks.after_receive(context, (), error)
             raise
@@ -199,7 +200,7 @@ class PullConsumer(ConsumerBase):
             raise
         return messages
 
-    def _poll_within(self, timeout_s: float, max_messages: int, one_queue: bool) -> list[Message]:
+    def _poll_within(self, timeout_s: float, max_messages: int, one_queue: bool, loop: Loop | None) -> list[Message]:
         deadline_s = time.monotonic() + timeout_s
         is_begun = False
         try:
@@ -218,6 +219,8 @@ class PullConsumer(ConsumerBase):
                 messages = self._poll(deadline_s, max_messages, one_queue)
                 if self._handed is not None:
                     self._handed.gave(messages)
+                if loop is not None:
+                    steps.state.loop_over(loop, messages)
                 return messages
         except ProtomqError:
             raise
@@ -254,20 +257,21 @@ class PullConsumer(ConsumerBase):
             )
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages without end, one by one; ends when the consumer is closed. Those of a batch that are left when the loop
-        is left come again."""
-        while not self._closed:
-            try:
-                messages = self.poll()
-            except ClosedError:
-                return
-            taken = 0
-            try:
-                for taken, message in enumerate(messages, 1):  # noqa: B007
-                    yield message
-            except BaseException:  # The loop is left, or interrupted.
-                self._give_back(messages[taken:])
-                raise
+        """Messages without end, one by one; ends when the consumer is closed. What was not handed on when the loop is left comes again.
+
+        A message is done when the next one is asked for. A `commit` in the loop, and a `close`, count the one that the loop is at.
+        """
+        loop = Loop()
+        try:
+            while not self._closed:
+                try:
+                    self._poll_for(LOOP_POLL_S, POLL_MESSAGES, loop=loop)
+                except ClosedError:
+                    return
+                yield from loop.left
+        finally:
+            with self._own_lock():
+                self._state.leave_loop(loop)
 
     def run_scheduled(
         self,
@@ -426,7 +430,8 @@ class PullConsumer(ConsumerBase):
         self._seek_to_range_end(queues, 1)
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Stores offsets for the group; without an argument the positions, including what the last `poll` returned.
+        """Stores offsets for the group; without an argument the positions, including what the last `poll` returned. In a loop over the
+        consumer, that is up to the message that the loop is at.
 
         It asks every broker, with retries, and then raises the error of a call that failed; the error's notes say which calls failed. If a
         broker has lost a queue, the other queues are still committed: QueueNotFoundError names those that are not. So does
@@ -498,6 +503,7 @@ class PullConsumer(ConsumerBase):
         try:
             self.wakeup()
             with self._own_lock():
+                self._state.end_loops()
                 if commit:
                     self._state.user_came_back()
                 if is_first:

@@ -20,7 +20,7 @@ Rules:
   would make a thousand pulls a second. Meanwhile the connection asks the master whether it is there (LongHold). Where another master has
   come, the pulls go there (`pull_elsewhere`). Not so for assigned queues, whose routes nobody follows, and at slaves.
 - The position of a queue is the offset behind the last message handed out. It becomes safe to commit when the user comes back
-  for more (`user_came_back`): then those messages are finished.
+  for more (`user_came_back`): then those messages are finished. Those that a loop has not handed on yet are not (`loop_over`).
 - Each pull and commit of a group says which reset of its offset it knows of. When the broker says that there was another one, what was
   pulled is dropped, and the queue goes on where the group was reset to.
 - Each pull and commit also says which epoch of the log gave the last answer. When the broker says that the messages before the offset
@@ -53,6 +53,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from . import _forks
 from ._checks import OFFSET_MAX, check_count
 from ._filters import NO_FILTER, MessageFilter
+from ._loops import Loop
 from ._message import DamagedMessage, Message
 from ._pull_answer import AnswerMessages, PullAnswer, decode_pull_answer
 from ._types import MessageQueue, PullStatus
@@ -76,6 +77,8 @@ POLL_MESSAGES: Final = 512
 """Default number of messages handed out at a time: that many bodies of 1 KiB stay in the CPU's cache until they are used."""
 BACKOFF_MIN_S: Final = 0.1
 BACKOFF_MAX_S: Final = 3.0
+LOOP_POLL_S: Final = 1.0
+"""For which a loop over a consumer waits at a time."""
 SHORT_POLL_INTERVAL_S: Final = 0.02
 """Pause between two pulls of an empty queue when the user wants no hold."""
 GROUP_LOOK_MIN_S: Final = 0.01
@@ -208,6 +211,7 @@ class PullState:
         # Queues with answers to hand out; the first is next.
         self._line: deque[MessageQueue] = deque()
         self._handed_out: list[_Queue] = []  # By the last `take`.
+        self._loops: list[Loop] = []
         self._held: frozenset[MessageQueue] = frozenset()
         self.doubted: frozenset[MessageQueue] = frozenset()
         """Queues that are held until it is known whether the group's offset was reset meanwhile: what waits would be skipped then."""
@@ -418,6 +422,8 @@ class PullState:
         check_count("queue_offset", queue_offset, 0, OFFSET_MAX)
         state = self._state(queue)
         self._drop_answers(queue, state)
+        for loop in self._loops:
+            loop.moved.add(queue)
         if state.position is None or queue_offset > state.position:
             # Nobody has seen what stands between.
             state.log_epoch = 0
@@ -658,6 +664,29 @@ class PullState:
         for state in self._handed_out:
             state.safe_position = state.position
         self._handed_out.clear()
+        for loop in self._loops:
+            for queue, queue_offset in loop.unseen_offsets().items():
+                of_queue = self._queues.get(queue)
+                if of_queue is not None and of_queue.safe_position is not None:
+                    of_queue.safe_position = min(of_queue.safe_position, queue_offset)
+                    self._handed_out.append(of_queue)
+
+    def loop_over(self, loop: Loop, messages: Iterable[Message]) -> None:
+        """These messages go to the user one by one: what the loop has not handed on is not finished, whoever comes back."""
+        if loop not in self._loops:
+            self._loops.append(loop)
+        loop.fill(messages)
+
+    def leave_loop(self, loop: Loop) -> None:
+        """The user has left it: what it has not handed on comes again."""
+        if loop in self._loops:
+            self._loops.remove(loop)
+        self.give_back(loop.take_unseen())
+
+    def end_loops(self) -> None:
+        """All loops end with the message that they are at."""
+        for loop in list(self._loops):
+            self.leave_loop(loop)
 
     def hold_back(self, queues: Collection[MessageQueue], now_s: float = math.inf) -> None:
         """Of these queues nothing is handed out, until this is called without them. `now_s`: inf if the caller asks for resets itself."""

@@ -119,9 +119,13 @@ class PullMultiplexer:
         elif address in self._connecting:
             self._connecting[address].append(request)
         else:
-            threading.Thread(
-                target=self._connect, args=(address,), name="protomq-connect", daemon=True
-            ).start()
+            thread = threading.Thread(target=self._connect, args=(address,), name="protomq-connect", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # No more threads now: it is tried again as where nobody listens.
+                self._reports.put(Outcome(ticket, ConnectFailedError(f"{address.broker_name}: {error}")))
+                self.wake()
+                return
             self._connecting[address] = [request]  # What the thread reports is taken in `wait`.
 
     def give_up(self, ticket: Any) -> None:

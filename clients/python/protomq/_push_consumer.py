@@ -377,7 +377,7 @@ class PushConsumer(PushBase):
         """Starts no more listeners until `resume`; running ones go on."""
         self._check_is_here()
         with self._lock:
-            self._state.is_suspended = True
+            self._state.suspend()
 
     def resume(self) -> None:
         """Starts listeners again after `suspend`, in a moment: what a reset of the group's offset has skipped is dropped before."""

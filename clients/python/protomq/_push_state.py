@@ -369,8 +369,7 @@ class PushState:
         """Whether all that no listener has begun waits here."""
         was_shut, self.is_shut = self.is_shut, is_shut
         if is_shut and not was_shut:
-            for run in self._runs:
-                self._put_back(run, ())
+            self.rest()
 
     def revoke(self, queues: Collection[MessageQueue]) -> None:
         """Of these queues no listener gets anything more, but what has to be done that others behind it are not done in vain.
@@ -426,6 +425,18 @@ class PushState:
             work.finished.clear()
             self._full.discard(queue)
         self._look_at_total()
+
+    def suspend(self) -> None:
+        """No listener gets anything more, until `resume`."""
+        self.is_suspended = True
+        self.rest()
+
+    def rest(self) -> None:
+        """What listeners have not begun waits here, if none is to get anything now."""
+        if self._rests():
+            # The last ones first: each run goes to the head of what waits.
+            for run in sorted(self._runs, key=lambda one: one.last_offset, reverse=True):
+                self._put_back(run, ())
 
     def resume(self) -> None:
         """No longer suspended, as soon as it is known whether the group's offset was reset: see `resumed`."""

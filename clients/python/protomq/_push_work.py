@@ -9,6 +9,7 @@ from typing import Any
 
 from . import _forks
 from ._child_ends import end_child
+from ._loop_ends import is_closed
 from ._message import Message
 from ._push_results import Failure, Judgement, Listener, Said, failure_of, judge
 from ._push_state import Run
@@ -72,21 +73,22 @@ class Worker:
         listener, messages, done = run.listener, run.messages, run.done
         call = listener.call
         size = listener.batch_size
-        fork_count = _forks.fork_count
+        fork_count, own_task = _forks.fork_count, asyncio.current_task()
         while batch := _next_batch(messages, size or 1):
             given: Any = batch if size is not None else batch[0]
             run.current = batch if size is not None else batch[0]
             try:
                 result = await call(given)
             except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
+                if own_task is None or own_task.cancelling():
                     raise  # The consumer stops: nobody knows what became of these.
                 self._say(run, batch, self._raised(listener, error, len(batch)))
                 continue
             except BaseException as error:
                 if _forks.fork_count != fork_count:
                     end_child(error)
+                if is_closed(error, own_task):
+                    raise
                 self._say(run, batch, self._raised(listener, error, len(batch)))
                 continue
             if _forks.fork_count != fork_count:

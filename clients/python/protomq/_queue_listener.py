@@ -67,6 +67,9 @@ def told(method: ListenerMethod, queues: Sequence[MessageQueue]) -> Awaitable[No
 async def _awaited(result: Awaitable[None], name: str) -> None:
     with fork_waits:
         import asyncio
+
+        from ._loop_ends import is_closed
+    own_task = asyncio.current_task()
     try:
         await result
     except asyncio.CancelledError:
@@ -75,6 +78,6 @@ async def _awaited(result: Awaitable[None], name: str) -> None:
             raise
         logger.exception("the queue listener's %s failed", name)
     except BaseException as error:
-        if ends_the_program(error):
+        if ends_the_program(error) or is_closed(error, own_task):
             raise
         logger.exception("the queue listener's %s failed", name)

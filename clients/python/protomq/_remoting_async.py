@@ -73,6 +73,17 @@ async def ended_in(task: asyncio.Task[Any], timeout_s: float) -> bool:
     return False
 
 
+async def probe(address: str, timeout_s: float) -> None:
+    """Connects and closes: tells a dead server from a living one at once and without loading grpc."""
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError as error:
+        raise ConnectFailedError(f"{address}: {str(error) or 'no answer in time'}") from error
+    writer.close()
+
+
 class AsyncConnection(asyncio.BufferedProtocol):
     """One connection after its hello; made by `open`."""
 

@@ -87,9 +87,14 @@ class RequestCalls:
             if inbox.broker_name in self._followed or self._closed:
                 return
             self._followed.add(inbox.broker_name)
-        threading.Thread(
-            target=self._run, args=(inbox,), name="protomq-replies", daemon=True
-        ).start()
+        try:
+            threading.Thread(
+                target=self._run, args=(inbox,), name="protomq-replies", daemon=True
+            ).start()
+        except BaseException:  # The next request begins another one.
+            with self._lock:
+                self._followed.discard(inbox.broker_name)
+            raise
 
     def _run(self, inbox: ReplyInbox) -> None:
         try:

@@ -27,7 +27,7 @@ from ._remoting_hello import ForeignProtocolError
 from ._remoting_sync import ConnectionPool, PipelinedConnection, probe
 from ._transport_options import WATCHED_CONNECT_S, TransportOptions, was_refused, was_silent
 from ._types import BrokerAddress, MethodInfo
-from .errors import ClosedError, ConnectFailedError, ConnectionLostError
+from .errors import ClosedError, ConfigurationError, ConnectFailedError, ConnectionLostError
 
 if TYPE_CHECKING:
     from ._grpc_transport import GrpcLink
@@ -117,6 +117,18 @@ class Choice:
         """The remoting port answers."""
         self._grpc_until.pop(address, None)
         self._told.discard(address)
+
+
+def check_grpc(refused: ConnectFailedError | None) -> None:
+    """Raises ConfigurationError in a forked child in which gRPC cannot be used, or `refused`, where the other port is only away."""
+    if not _forks.grpc_is_lost:
+        return
+    if refused is not None and not isinstance(refused, ForeignProtocolError):
+        raise refused
+    raise ConfigurationError(
+        "gRPC hangs or crashes in this process: an asyncio client of its parent had a gRPC channel when it was forked. Start it with "
+        "multiprocessing's \"spawn\", fork before that client is used, or use the remoting port"
+    )
 
 
 # gRPC's objects must not even be collected in a forked child: their threads are not there.
@@ -365,6 +377,7 @@ class SyncTransport:
         """The gRPC link of a server that is there; `refused`: why the remoting port is not used."""
         if not address.grpc_address:
             raise ConnectFailedError(f"broker {address.broker_name!r} advertises no gRPC port")
+        check_grpc(refused)
         if address.grpc_address not in self._grpc_links:
             # A plain connect first: it tells a dead server from a living one at once and without loading grpc.
             probe(address.grpc_address, min(timeout_s, connect_timeout_s))

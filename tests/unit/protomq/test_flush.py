@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, as_completed, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protomq import AsyncProducer, Producer, SendResult
+from protomq._calls_under_way import TaskCalls
 from protomq.errors import (
     ClosedError,
     ConfigurationError,
@@ -160,6 +162,51 @@ async def test_asyncio_tells_failures_of_tasks_that_nobody_has_looked_at() -> No
     del tasks
     gc.collect()
     assert [type(context["exception"]) for context in told] == [InvalidArgumentError] * 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments"),
+    [({}, {"sharding_key": "k"}), ({}, {"timeout_s": 5.0}), ({"pending_size_max_bytes": 2_000}, {}), ({}, {"delay": 0.1})],
+    ids=["by a key", "with a time-out", "waiting for room", "delayed"],
+)
+async def test_flush_waits_for_sends_of_which_no_line_knows_yet(settings: dict[str, Any], arguments: dict[str, Any]) -> None:
+    cluster = FakeCluster()
+    async with AsyncProducer(transport=FakeAsyncTransport(cluster), **settings) as producer:
+        tasks = [asyncio.create_task(producer.send("T", bytes(1_000), **arguments)) for _ in range(20)]
+        batch = asyncio.create_task(producer.send_batch("T", [b"x"] * 5))
+        await asyncio.sleep(0)  # They begin.
+        await producer.flush()
+        assert len(cluster.bodies()) == 25
+        await asyncio.gather(*tasks, batch)
+
+
+async def test_flush_says_how_many_sends_of_which_no_line_knows_have_no_outcome_and_waits_for_no_later_ones() -> None:
+    calls = TaskCalls()
+    goes_on = asyncio.Event()
+
+    async def call() -> None:
+        with calls.one():
+            await goes_on.wait()
+
+    first = [asyncio.create_task(call()) for _ in range(3)]
+    await asyncio.sleep(0)
+    before = frozenset(calls.now)
+    later = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    assert await calls.wait(0.001, before) == 3
+    first[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first[0]
+    assert await calls.wait(0.001, before) == 2
+    waiting = asyncio.create_task(calls.wait(60.0, before))
+    await asyncio.sleep(0)
+    for task in first[1:]:
+        task.cancel()
+    assert await waiting == 0
+    assert not later.done()
+    goes_on.set()
+    assert await calls.wait(60.0) == 0
+    await later
 
 
 async def test_flush_waits_for_the_sends_of_other_tasks() -> None:

@@ -6,7 +6,9 @@ import errno
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -229,3 +231,28 @@ def test_a_save_that_fails_leaves_the_old_file_and_the_next_one_is_well(
 def test_a_folder_that_no_disk_has_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"offsets cannot be kept at .*: embedded null byte; choose offset_folder"):
         LocalOffsets(str(tmp_path / "a\0b"), "g").open()
+
+
+def test_a_save_that_a_cancelled_task_has_left_behind_does_not_mix_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = LocalOffsets(str(tmp_path), "g")
+    file.open()
+    in_midst, goes_on = threading.Event(), threading.Event()
+    sync = os.fsync
+
+    def slow_sync(descriptor: int) -> None:
+        if not in_midst.is_set():
+            in_midst.set()
+            assert goes_on.wait(60)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow_sync)
+    with ThreadPoolExecutor(2) as pool:
+        left_behind = pool.submit(file.save, {Q0: StoredOffset(1, 7)})
+        assert in_midst.wait(60)
+        next_one = pool.submit(file.save, {Q0: StoredOffset(2, 7)})
+        wait((next_one,), 0.2)
+        goes_on.set()
+        assert (left_behind.exception(60), next_one.exception(60)) == (None, None)
+    file.close()
+    assert file.open() == {Q0: StoredOffset(2, 7)}
+    file.close()

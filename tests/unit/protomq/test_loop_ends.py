@@ -10,8 +10,10 @@ import re
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -20,6 +22,7 @@ from protomq import (
     AsyncSimpleConsumer,
     AsyncTransactionProducer,
     Message,
+    MessageQueue,
     SendResult,
     TransactionDecision,
     _methods,
@@ -27,8 +30,14 @@ from protomq import (
 from protomq._async_acks import AckGatherer
 from protomq._async_routes import AsyncRoutes
 from protomq._end_lines import AsyncEndLine
+from protomq._loop_ends import is_closed
 from protomq._one_way_failures import OneWayFailures
+from protomq._push_results import Listener
+from protomq._push_state import Run as PushRun
+from protomq._push_work import Worker
+from protomq._queue_listener import told
 from protomq._requests import ReplyInbox
+from protomq._seldom import SaidSeldom
 from protomq._transactions import End
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import ClosedError, ProtomqError
@@ -443,3 +452,74 @@ async def test_replies_are_waited_for_again_after_somebody_has_cancelled_that(tu
     producer._requests._follow(inbox)
     assert not producer._requests._tasks["a"].done()
     await producer.close()
+
+
+async def waits_for_ever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def begun_and_left(make: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """The coroutine waits in a task of a loop that is closed, and is garbage then."""
+
+    async def main() -> None:
+        task = asyncio.create_task(make())
+        kept.append(task)
+        await turns(3)
+        assert not task.done()
+
+    kept: list[asyncio.Task[object]] = []
+    run_and_close(main())
+    kept.clear()
+    gc.collect()
+
+
+def of_the_sdk(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("protomq")]
+
+
+def test_a_queue_listener_that_waits_when_its_loop_is_closed_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def on_revoked(queues: Sequence[MessageQueue]) -> None:
+        await waits_for_ever()
+
+    async def tell() -> None:
+        awaited = told(on_revoked, [])
+        assert awaited is not None
+        await awaited
+
+    begun_and_left(tell)
+    assert of_the_sdk(caplog) == []
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_behind_a_listener_that_waits_when_its_loop_is_closed_no_other_message_begins(
+    caplog: pytest.LogCaptureFixture, batch_size: int | None
+) -> None:
+    begun: list[object] = []
+
+    async def listen(given: Any) -> None:
+        begun.append(given)
+        await waits_for_ever()
+
+    settled: list[object] = []
+    worker = Worker(lambda *said: settled.append(said), SaidSeldom(lambda: 0.0))
+    messages: Any = deque([mock.Mock(_queue_offset=0), mock.Mock(_queue_offset=1)])
+    run = PushRun(mock.Mock(), Listener.of(listen, batch_size), messages, 2, 0.0)
+    begun_and_left(lambda: worker.work_async(run))
+    assert (len(begun), settled, of_the_sdk(caplog)) == (1, [], [])
+
+
+def test_a_check_that_waits_when_its_loop_is_closed_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def check(asked: object) -> TransactionDecision:
+        await waits_for_ever()
+        return TransactionDecision.COMMIT
+
+    asked: Any = mock.Mock(_check=check)
+    begun_and_left(lambda: AsyncTransactionProducer._answer(asked, "t", "b", mock.Mock()))
+    assert of_the_sdk(caplog) == []
+
+
+@pytest.mark.parametrize("of_own_task", [False, True])
+async def test_what_a_listener_raises_itself_is_no_end_of_its_loop(of_own_task: bool) -> None:
+    task = asyncio.current_task() if of_own_task else None
+    assert is_closed(GeneratorExit(), task) is not of_own_task
+    assert not is_closed(RuntimeError(), task)

@@ -202,6 +202,23 @@ def test_a_broker_that_cannot_be_connected_fails_its_own_calls_only(world: World
     assert world.ended() == [(1, refused)]
 
 
+def test_a_call_for_which_no_thread_can_be_started_has_failed_and_the_next_one_connects(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the queue of a push consumer was never pulled again."""
+
+    def no_more(_: FakeThread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeThread, "start", no_more)
+        world.calls.send(A, 1, b"", LONG_S)
+    assert isinstance(only_error(world.ended(), 1), ConnectFailedError)
+    world.calls.send(A, 2, b"", LONG_S)
+    world.connect()
+    assert [item.ticket for item in world.calls._in_flight.values()] == [2]
+
+
 class FakeGrpcLink:
     """Calls over gRPC; `is_closed`: as of a channel that was closed."""
 

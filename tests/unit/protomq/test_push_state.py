@@ -576,6 +576,41 @@ def test_a_suspended_consumer_begins_nothing_and_takes_nothing() -> None:
     assert offsets(made.next_run(0.0)) == [0]
 
 
+@pytest.mark.parametrize("orderly", [False, True])
+def test_what_a_run_has_not_begun_when_its_consumer_is_suspended_waits(orderly: bool) -> None:
+    made = state(orderly=orderly)
+    quick(made)
+    made.offer(Q0, messages(0, 5))
+    run = made.next_run(0.0)
+    assert run is not None
+    current = run.messages.popleft()
+    made.suspend()
+    assert (offsets(run), made.waiting_count) == ([], 4)
+    run.done.append(current)
+    made.ended(run, 1.0)
+    made.resume()
+    wanted = made.resumes_wanted
+    assert wanted is not None
+    made.resumed(wanted)
+    assert offsets(made.next_run(1.0))[0] == 1
+
+
+def test_runs_of_a_queue_wait_in_its_order_while_their_consumer_is_suspended() -> None:
+    made = state()
+    runs = runs_of_four(made, 4)
+    for run in runs:
+        run.done.append(run.messages.popleft())
+    made.suspend()
+    for run in runs:
+        made.ended(run, 1.0)
+    made.resume()
+    made.resumed(made.resumes_wanted or 0)
+    found: list[int] = []
+    while (run_now := made.next_run(1.0)) is not None:
+        found += finish(made, run_now, 1.0)
+    assert found == [11, 12, 13, 15, 16, 17, 19, 20, 21, 23, 24, 25]
+
+
 def test_who_is_resumed_begins_when_it_is_known_whether_the_offset_was_reset() -> None:
     made = state()
     made.resume()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Generator
 from concurrent.futures import Future
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from protomq import _methods
 from protomq._message import Message
+from protomq._request_calls import RequestCalls
 from protomq._requests import (
     CALLER_WAIT_S,
     HOLD_S,
@@ -25,7 +28,7 @@ from protomq._requests import (
     reply_timeout_s,
     reply_to_of,
 )
-from protomq._steps import CallServer, Effect, ForgetRoute, GetRoute, Pause
+from protomq._steps import CallServer, Driver, Effect, ForgetRoute, GetRoute, Pause
 from protomq._types import BrokerAddress, MessageQueue, Route
 from protomq.body_codecs import CONTENT_TYPE
 from protomq.errors import (
@@ -353,3 +356,17 @@ def test_a_caller_waits_where_it_waits_already_and_where_requests_may_go() -> No
     assert queue_at(new, queues[0], None, "b") == queues[0]
     assert queue_at(route, None, None, "b") is None
     assert queue_at(new, None, "key", "b") is None
+
+
+def test_a_request_for_which_no_thread_can_be_started_keeps_no_later_one_from_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = RequestCalls(Driver(mock.Mock()))
+    inbox = ReplyInbox("t", "b")
+
+    def no_more(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more)
+        with pytest.raises(RuntimeError, match="new thread"):
+            calls._follow(inbox)
+    assert not calls._followed

@@ -477,7 +477,7 @@ async def test_coroutines_connect_for_as_long(monkeypatch: pytest.MonkeyPatch, w
         limits_s.append(timeout_s)
         raise ConnectFailedError("not connected") from TimeoutError()
 
-    monkeypatch.setattr("protomq._async_transport._probe", probe)
+    monkeypatch.setattr("protomq._async_transport.probe", probe)
     async with Silent() as transport:
         transport.is_replaced = lambda *_: False
         transport._bind_to_loop()
