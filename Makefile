@@ -97,18 +97,18 @@ demo-spark: jdk $(SPARK) ## Spark sums up the flights that `make demo` has sent 
 
 # --- checks -----------------------------------------------------------------------------------------
 
-# The fast checks come first, and one pytest run comes last: its closing line counts everything. What keeps one core busy only has something
-# beside it: the environments are made together, ruff and buf run beside the collection, and mypy beside the tests, which wait a lot. The
-# collection compiles the tests for all workers, which would each do it again in a fresh checkout.
+# The fast checks come before the tests, and one pytest run comes last: its closing line counts everything. What keeps one core busy only has
+# something beside it: the environments are made together, and the stubs checked while the larger one is made; ruff and buf run beside the
+# collection, and mypy beside its rest and the tests, which wait a lot. The collection compiles the tests for all workers, which would each
+# do it again in a fresh checkout.
 .PHONY: test
 test: ## all that must pass: lint, types, proto, unit, integration, examples (Spark too: a JDK 17+; etcd)
-	@$(MAKE) --no-print-directory -j 3 jdk etcd $(SPARK) $(CODEGEN) ASKED="make test"
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target collect lint proto generate-check
-	@$(MAKE) --no-print-directory -j 2 types tests
+	@$(MAKE) --no-print-directory -j 3 jdk etcd $(SPARK) generate-check ASKED="make test"
+	@$(MAKE) --no-print-directory -j 2 collect lint proto types tests
 
 # Without make's own variables: a test that starts make would get them.
 .PHONY: tests
-tests:
+tests: | collect lint proto
 	@unset MAKEFLAGS MAKELEVEL MFLAGS; $(PYTEST) $(XDIST) $(SUITES) -m "not long" || \
 		{ test $$? -eq 1 && $(BIN)/python tools/failed_again.py $(SUITES); }
 

@@ -13,6 +13,7 @@ from protomq.calls import Calls
 from tests.support.cli import PROTOMQ, jsonl, run
 from tests.support.namesrv import running_namesrv
 from tests.support.waiting import wait_for
+from tests.support.warm_servers import ServerPopen
 
 
 def test_a_broker_that_the_name_server_has_lost_is_missed_until_it_is_forgotten(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def _broker(folder: Path, name: str, *namesrv: str) -> Iterator[subprocess.Popen
         "listen: {grpc_port: 0, remoting_port: 0}\nstore: {segment_size_bytes: 4194304}\n"
     )
     command = [*PROTOMQ, "broker", "-c", str(config)]
-    with subprocess.Popen(
+    with ServerPopen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         try:

@@ -29,6 +29,7 @@ from protomq_broker.store.state.popped_queue import OPEN_MAX
 from protomq_cli.child import parse_ready_line
 from protomq_runtime.config import ConfigError, load_config
 from tests.support.waiting import wait_for
+from tests.support.warm_servers import ServerPopen
 
 QUEUES = 2
 LABELS = ("lane", "group", "topic", "queue")
@@ -46,7 +47,7 @@ def broker(folder: Path, *, refuse_ratio: float = 0.99, **metrics: object) -> It
         f"metrics:\n  listen: 127.0.0.1:0\n{lines}"
     )
     command = [sys.executable, "-m", "protomq_cli", "standalone", "-c", str(config)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with ServerPopen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             yield parse_ready_line(process.stdout.readline())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +19,7 @@ from protomq.testing import Broker
 from protomq.v1.consumer_service_pb2 import GetQueueRangeRequest
 from protomq.v1.pull_service_pb2 import PullRequest, PullResponse
 from tests.integration.test_sdk_consumer_and_broker import TRANSPORTS, Transport, drain
+from tests.support.cli import run
 from tests.support.waiting import PATIENCE_S, wait_for
 
 COUNT = 500
@@ -66,11 +65,7 @@ def is_flushed(broker: Broker) -> bool:
 
 
 def cluster_status(broker: Broker) -> dict[str, object]:
-    command = [
-        sys.executable, "-m", "protomq_cli", "cluster", "status", "-o", "json",
-        "--namesrv", broker.namesrv,
-    ]  # fmt: skip
-    (status,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    (status,) = json.loads(run("cluster", "status", "-o", "json", namesrv=broker.namesrv).stdout)
     assert isinstance(status, dict)
     return status
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from protomq_cli.child import parse_ready_line
+from tests.support.warm_servers import ServerPopen
 
 
 @contextmanager
 def process(*arguments: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "protomq_cli", *map(str, arguments)]
-    with subprocess.Popen(
+    with ServerPopen(
         command,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,

@@ -53,6 +53,12 @@ def test_its_streams_environment_and_folder_are_those_that_were_given(tmp_path: 
         assert len(sockets) < 16  # And none of the process that it comes from.
 
 
+def test_whoever_kills_what_is_left_of_a_killed_program_knows_it_by_its_command_line() -> None:
+    # The broker's death watch looks for this word, which the folder of a checkout need not have.
+    with Broker() as broker:
+        assert b"protomq" in Path(f"/proc/{broker.process_id}/cmdline").read_bytes().split(b"\0")
+
+
 def test_what_a_fork_cannot_have_is_a_new_interpreter() -> None:
     with Broker(environment={"OTEL_SERVICE_NAME": "x"}) as broker:
         assert not is_warm(broker.process_id)

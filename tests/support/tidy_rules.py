@@ -180,6 +180,11 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.path.read_text("utf-8"))
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of the tree. To walk it takes longer than what the rules look for there."""
+        return tuple(ast.walk(self.tree))
+
     @property
     def package(self) -> str:
         """The outermost."""
@@ -197,7 +202,7 @@ class Module:
     def imports(self) -> tuple[str, ...]:
         """Absolute names of all that is imported: of a module, and of each name in it."""
         found = []
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 found += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -209,14 +214,14 @@ class Module:
     def uses(self) -> frozenset[str]:
         """Absolute names of what it uses, called or not, whatever it calls them: `time.monotonic`, `threading.Thread`, `print`."""
         named: dict[str, str] = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 named |= {alias.asname: alias.name for alias in node.names if alias.asname}
             elif isinstance(node, ast.ImportFrom):
                 origin = self.origin(node)
                 named |= {alias.asname or alias.name: f"{origin}.{alias.name}" for alias in node.names}
         found = set()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             words: list[str] = []
             while isinstance(node, ast.Attribute):
                 words.append(node.attr)
@@ -328,7 +333,7 @@ def the_store_knows_neither_grpc_nor_asyncio_nor_the_runtime(modules: Modules) -
         for name in module.imports:
             if is_under(name, ("grpc", "asyncio", "protomq_runtime")):
                 yield f"{module.path}: imports {name}"
-        if any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(module.tree)):
+        if any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in module.nodes):
             yield f"{module.path}: has coroutines"
 
 

@@ -123,7 +123,8 @@ def warm_servers() -> Iterator[None]:
     """The brokers of `protomq.testing` and of this folder are forks, from here on until the end."""
     global _parent
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+    # The last word is for the death watch of a broker, which kills nothing that is not ours.
+    command = [sys.executable, "-m", __name__, str(theirs.fileno()), "protomq"]
     # As servers set them before they import gRPC and numpy.
     environment = {"GRPC_VERBOSITY": "NONE", "OPENBLAS_NUM_THREADS": "1"} | os.environ
     with ours, subprocess.Popen(
