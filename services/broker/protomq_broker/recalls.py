@@ -20,7 +20,7 @@ from protomq.wire.record import FLAG_COMMITTED, FLAG_KIND_COPY, FLAG_KIND_MASK, 
 from protomq.wire.topics import TIMER_TOPIC, TopicClass, class_of
 from protomq_runtime.errors import corrupt_log, invalid_argument, too_many
 
-from .store.log.record_scan import ScannedRecords, read_trailers
+from .store.log.record_scan import read_trailers
 from .store.timer.recalled import recalled_key
 from .store.timer.timer import timer_record
 from .store_errors import to_service_error
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .config import BrokerConfig
     from .log_time import LogTime
-    from .store.log.append import AppendRequest, RecordRegion
+    from .store.log.append import AppendRequest, RecordRegion, ScannedRecords
     from .store.store import Store
     from .system_writer import SystemWriter
     from .waiting_answers import WaitingAnswers
