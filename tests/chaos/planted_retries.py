@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from unittest import mock
 
-from protomq_broker import failed_messages, send_backs
+from protomq_broker import failed_messages, recalls, send_backs
 from protomq_broker.log_time import LogTime
 from protomq_broker.store.log.flusher import LogFlusher
 from protomq_broker.store.log.move import move_records
@@ -85,6 +85,11 @@ def _dead_letters_are_lost() -> Any:
     return mock.patch.object(send_backs, "copies_for", copies)
 
 
+def recalls_take_whatever_waits() -> Any:
+    """A recall compares time and id, and not how the message came there."""
+    return mock.patch.object(recalls, "_are_sent", lambda found, is_there: is_there | True)
+
+
 def _replays_are_not_remembered() -> Any:
     """Each replay begins anew."""
     return mock.patch.object(GroupTable, "replayed", return_value=OffsetRuns())
@@ -111,6 +116,7 @@ RETRY_BUGS: Final[tuple[tuple[str, Callable[[], Any]], ...]] = (
     ("delivers retries early", _the_clock_of_delays_is_ahead),
     ("answers send-backs before the sync", _answered_before_it_is_stored),
     ("loses dead letters", _dead_letters_are_lost),
+    ("recalls retries", recalls_take_whatever_waits),
     ("replays dead letters again", _replays_are_not_remembered),
     ("tells of a move in an append of its own", the_replay_is_told_apart),
 )

@@ -23,6 +23,7 @@ from protomq_broker.system_writer import SystemWriter
 from protomq_broker.waiting_answers import WaitingAnswers
 
 from .checker import Violation
+from .planted_retries import recalls_take_whatever_waits
 from .store_transactions import check_transactions
 
 
@@ -129,4 +130,5 @@ TRANSACTION_BUGS: Final[
     ("answers decisions before they are stored", _answers_before_it_is_stored, check_transactions),
     ("asks producers at once", _asks_at_once, check_transactions),
     ("takes endings before half messages", _records_before_half_messages, check_transactions),
+    ("recalls what is committed", recalls_take_whatever_waits, check_transactions),
 )  # fmt: skip

@@ -3,7 +3,7 @@
     F1   nothing is delivered before its time
     G1   what was answered is there: a send-back has its copy, with the attempt that was told. A message is a dead letter after exactly the
          configured attempts, unless the consumer said so, and a retry is within them. A request that is sent again is done once: no attempt
-         of a message has two copies
+         of a message has two copies. No recall takes a retry back
     G5   a dead letter is replayed once
 
 The log is read by the checker's own code (`log_files.py`), and judged by `check_retries`.
@@ -24,10 +24,12 @@ from protomq.v1.group_service_pb2 import SendBackRequest, SendBackResponse
 from protomq.v1.record_pb2 import Record
 from protomq_broker.alike_failures import ALIKE_MIN
 from protomq_broker.dead_letter_service import DeadLetterService
+from protomq_broker.recalls import Recalls
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from tests.support.ended_process import after_the_end, raise_if_disk_failed
+from tests.support.forged_recalls import taken_back
 from tests.support.retry_world import GROUP, TOPIC, Call, RetryWorld, failed, id_of
 
 from .checker import Violation, check_store_files, parse_log
@@ -227,7 +229,10 @@ class RetriesWorld:
         files = {path.removeprefix("/s/"): data for path, data in self.world.disk.files("/s").items()}
         records = [each.record for each in parse_log(files).records]
         self.found += check_retries(records, self.limit, self.told, self.killed_by_hand)
-
+        world = self.world
+        recalls = Recalls(world.store, world.config, "b", world.writer, world.waiting, world.log_time)
+        for record in taken_back(recalls, world.store):
+            self.found.append(Violation("G1", f"{id_of(record)} waits for its retry, and is recalled"))
 
     def end(self) -> list[Violation]:
         """All falls due, and the broker stops: what is wrong."""

@@ -3,6 +3,7 @@
 Half messages, decisions that come twice or contradict each other, questions and their answers, delays, checkpoints, retention; after a
 crash the broker has its caches, or nothing but the log. Its log is judged by an own reading (`checker/transactions.py`, E), and beside it:
 
+    E1   no recall takes a committed message back that waits for its time
     E3   a decision is answered the same each time
     E4   nobody reads a half message, by offset, key or id
     E6   the broker tells the same as its log, and forgets no question that it asked
@@ -21,6 +22,7 @@ from protomq_broker.store.errors import StoreError
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
 from tests.support.ended_process import after_the_end, raise_if_disk_failed
+from tests.support.forged_recalls import taken_back
 from tests.support.lost_files import lose_all_but_log
 from tests.support.transaction_world import (
     COMMIT,
@@ -167,6 +169,10 @@ class TransactionsWorld:
                 self._say("E6", f"{key} was asked about {self.asked[key]} times, now {count}")
         self.asked = dict(log.open)
         found = self.found + log.violations + check_answers(log, self.handles, self.decided, self.ended)
+        found += [
+            Violation("E1", f"{record.sequence} was committed, and is recalled")
+            for record in taken_back(self.world.sends._recalls, self.world.store)
+        ]
         return found + self._check_told(log)
 
     def _check_told(self, log: TransactionLog) -> list[Violation]:

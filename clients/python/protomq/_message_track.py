@@ -64,7 +64,8 @@ class MessagePlace:
         groups: what the groups that consume the topic have done with it.
         check_count: how often its producer was asked about its transaction, while that is open.
         due_time: when it comes there (UTC), while it waits for a delay or a retry; else None.
-        origin_topic: where it stood before the broker moved it for the first time; "" if it did not.
+        origin_topic: where it stood before the broker moved it for the first time; "" if it did not. Of an expired
+            transaction: where it was to come.
         origin_queue_id: the queue there.
         origin_offset: its offset there; None: it was in no queue, as a delayed message, or one of a transaction.
     """

@@ -11,7 +11,7 @@ NO_OFFSET = (1 << 64) - 1
 
 
 class MessageOrigin(NamedTuple):
-    """Where a message stood before it was moved for the first time.
+    """Where a message stood before it was moved for the first time. Of an expired transaction: where it was to come.
 
     `queue_offset` is None if it was in no queue then, as a delayed one. `store_time_ms`: when it was stored there, milliseconds since 1970.
     """

@@ -8,6 +8,7 @@ Rules:
 - If something was replayed or deleted between the reading and the append, the service reads the slice again.
 - The answer comes when a send would be answered, also if all were replayed before: that record may not be stored yet.
 - A dead letter whose original topic is gone, or takes no sends, stays where it is, and is counted.
+- One of an expired transaction goes back to where expired ones stand. It never stood in the topic for which it was meant.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from protomq.v1.dead_letter_service_pb2 import (
 )
 from protomq.v1.record_pb2 import Record
 from protomq.v1.state_pb2 import GroupsRecord, ReplayedDeadLetters
-from protomq.wire.record import decode_message_id, encode_record_field
+from protomq.wire.record import FLAG_EXPIRED, decode_message_id, encode_record_field
 from protomq.wire.topics import (
+    EXPIRED_TOPIC,
     GROUPS_TOPIC,
     TopicClass,
     class_of,
@@ -70,12 +72,13 @@ AHEAD_MAX_MS: Final = 60_000
 
 
 class _Letter(NamedTuple):
-    """A dead letter. `field`: its record field; `topic`, `queue_id`: where it stood first."""
+    """A dead letter. `field`: its record field; `topic`, `queue_id`: where it stood first; `is_expired`: its transaction has."""
 
     offset: int
     field: bytes
     topic: str
     queue_id: int
+    is_expired: bool
 
 
 class DeadLetterService:
@@ -255,7 +258,8 @@ class _Replay:
                 response.known_count += 1
                 continue
             target = self._store.topics.find(letter.topic)
-            if target is None or not target.writable or not rules_of(letter.topic).send:
+            takes_it = letter.is_expired or (target is not None and target.writable and rules_of(letter.topic).send)
+            if target is None or not takes_it:
                 response.without_topic_count += 1
                 continue
             queue_id = letter.queue_id % min(target.write_queues, target.read_queues)
@@ -268,6 +272,7 @@ class _Replay:
                 sizes,
                 name,
                 replayed_group=request.consumer_group,
+                marks=FLAG_EXPIRED if name == EXPIRED_TOPIC else 0,
             )
             self._copies.append(AppendRequest(region, queue_id))
             self._offsets += [letter.offset for letter in part]
@@ -301,6 +306,8 @@ class _Replay:
 def _letter(field: bytes) -> _Letter:
     _, start = read_varint(field, 1, LENGTH_SIZE_MAX_BYTES)
     record = Record.FromString(field[start:])
-    return _Letter(
-        record.queue_offset, field, record.transit.origin_topic, record.transit.origin_queue_id
-    )
+    transit = record.transit
+    # Earlier versions did not write the flag.
+    if record.flags & FLAG_EXPIRED or transit.consumed_topic == EXPIRED_TOPIC:
+        return _Letter(record.queue_offset, field, EXPIRED_TOPIC, 0, True)
+    return _Letter(record.queue_offset, field, transit.origin_topic, transit.origin_queue_id, False)

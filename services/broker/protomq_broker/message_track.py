@@ -24,7 +24,7 @@ def origin_of(record: Record, *, was_committed: bool) -> PlaceOrigin:
     if record.flags & FLAG_KIND_MASK != FLAG_KIND_COPY:
         return PlaceOrigin(PlaceKind.PLACE_KIND_SENT)
     topic = record.topic
-    if topic == EXPIRED_TOPIC:
+    if topic == EXPIRED_TOPIC and not record.transit.replayed_group:
         return PlaceOrigin(PlaceKind.PLACE_KIND_EXPIRED)
     if topic.startswith(RETRY_PREFIX):
         # Who sends a message back raises its attempt; retention does not (`pop_carrying.py`).

@@ -175,7 +175,7 @@ POPS: Final = Table(
         Metric("protomq.pop.open", "{record}", "open", "Messages that are held, due, or wait for their sharding key"),
         Metric("protomq.pop.handed_out", "{record}", "handed out", "Messages handed out, each time", Kind.COUNTER),
         Metric("protomq.pop.acked", "{record}", "acked", "Messages acknowledged", Kind.COUNTER),
-        Metric("protomq.pop.dead", "{record}", "dead", "Messages that went to the dead letters", Kind.COUNTER),
+        Metric("protomq.pop.dead", "{record}", "dead", "Messages that went to the dead letters, or stay there", Kind.COUNTER),
         Metric("protomq.pop.lost", "{record}", "lost", "Messages that were given up, since the log has lost them", Kind.COUNTER),
         Metric(
             "protomq.pop.queue_full", "{pop}", "queue full",

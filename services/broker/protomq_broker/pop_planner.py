@@ -421,7 +421,7 @@ class PopPlanner:
         due: Sequence[tuple[int, Holding]],
         moved: dict[int, int],
     ) -> list[tuple[int, Holding]]:
-        """Copies messages that were handed out too often to the dead letters. Returns the others."""
+        """Copies messages that were handed out too often to the dead letters, unless they stand there. Returns the others."""
         key, incarnation = known.key, known.incarnation
         deliveries_max = self.deliveries_max(key.group)
         dead: dict[int, list[int]] = {}
@@ -438,6 +438,12 @@ class PopPlanner:
         for attempt, offsets in dead.items():
             if plan.copied_size_bytes >= size_max_bytes:
                 break  # they stay as they are until the next plan
+            if key.topic == dead_letter_topic(key.group):
+                # They are its dead letters already. Only those of which retention has left nothing but a copy become some again.
+                plan.told(key, incarnation).dead_runs.extend(runs_of([offset for offset in offsets if offset not in moved]))
+                offsets = [offset for offset in offsets if offset in moved]
+                if not offsets:
+                    continue
             limits = Limits(DEAD_COUNT_MAX, size_max_bytes - plan.copied_size_bytes)
             found = self._reader.open_ones(key, offsets, moved, limits)
             if found.damaged:

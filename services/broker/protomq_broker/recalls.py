@@ -1,5 +1,7 @@
 """Recalls of delayed messages. The send lane does both recalls and deliveries, so a message is recalled or delivered, never both.
 
+A handle can be made by hand. So only what a producer sent with a delay can be recalled: no retry, and no message of a transaction.
+
 The caller gets the answer when the recall is stored as SEND_OK promises.
 """
 
@@ -14,8 +16,8 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import RecallMessageResponse
 from protomq.v1.state_pb2 import TimerEnd
 from protomq.wire.recall_handle import RecallHandle, decode_handle, encode_handle
-from protomq.wire.record import encode_message_id
-from protomq.wire.topics import TIMER_TOPIC
+from protomq.wire.record import FLAG_COMMITTED, FLAG_KIND_COPY, FLAG_KIND_MASK, encode_message_id
+from protomq.wire.topics import TIMER_TOPIC, TopicClass, class_of
 from protomq_runtime.errors import corrupt_log, invalid_argument, too_many
 
 from .store.log.record_scan import read_trailers
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from .config import BrokerConfig
     from .log_time import LogTime
-    from .store.log.append import AppendRequest, RecordRegion
+    from .store.log.append import AppendRequest, RecordRegion, ScannedRecords
     from .store.store import Store
     from .system_writer import SystemWriter
     from .waiting_answers import WaitingAnswers
@@ -134,6 +136,7 @@ class Recalls:
         producer_id, epoch, sequence = handle.message_id
         is_it = (found.producer_ids == np.uint64(producer_id)) & (found.producer_epochs == epoch)
         is_it &= found.sequences == np.uint64(sequence)
+        is_it &= _are_sent(found, rows["position"] == handle.position)
         if not is_it.any():
             if self._was_recalled(handle):
                 return None
@@ -160,6 +163,14 @@ class Recalls:
     def _was_recalled(self, handle: RecallHandle) -> bool:
         """Whether it is one of those that were recalled of late."""
         return recalled_key(handle.due_time_ms, handle.message_id) in self._store.pending.recalled
+
+
+def _are_sent(found: ScannedRecords, is_there: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which of pending messages a producer has sent so, as their records say. `is_there`: they stand where the handle says."""
+    kinds = found.flags & np.uint32(FLAG_KIND_MASK)
+    is_carried = (kinds == FLAG_KIND_COPY) & (found.flags & np.uint32(FLAG_COMMITTED) == 0) & ~is_there
+    is_of_user = np.array([class_of(topic) is TopicClass.USER for topic in found.topics], np.bool_)
+    return ((kinds == 0) | is_carried) & is_of_user[found.topic_indexes]
 
 
 def _answer(call: Call, response: RecallMessageResponse, failure: Exception | None) -> None:

@@ -17,18 +17,22 @@ from protomq.v1.dead_letter_service_pb2 import (
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import (
     BODY_SIZE_MAX_BYTES,
+    FLAG_EXPIRED,
+    FLAG_KIND_HALF,
+    FLAGS_AT,
     FRONT_SIZE_MAX_BYTES,
     RecordTemplate,
     encode_front,
     encode_record_field,
 )
-from protomq.wire.topics import dead_letter_topic
+from protomq.wire.topics import EXPIRED_TOPIC, TRANSACTIONS_TOPIC, dead_letter_topic
 from protomq_broker import dead_letter_service
 from protomq_broker.dead_letter_service import AHEAD_MAX_MS, DeadLetterService
 from protomq_broker.store.log.append import AppendRequest
-from protomq_broker.store.log.record_region import prove_region
+from protomq_broker.store.log.record_region import prove_region, set_kind
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.state.transactions import Ending, ended_record
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
@@ -47,6 +51,28 @@ class ReplayWorld(RetryWorld):
         self.send(*bodies, topic=topic, queue_id=queue_id)
         messages = self.read(topic, queue_id, before)
         self.send_back(messages, dead_letter=True, error="poison")
+
+    def expire(self, *bodies: bytes, marks: int = FLAG_EXPIRED) -> None:
+        """Half messages for queue 1 of TOPIC whose transactions nobody ends. `marks`: those of the copies; 0: an earlier version's."""
+        template = RecordTemplate(TOPIC, 7, 0)
+        for body in bodies:
+            self._sequence += 1
+            record = template.encode(body, self._sequence, 5)
+            region = prove_region(bytearray(encode_record_field(record)), TOPIC, [len(record)])
+            assert region is not None
+            set_kind(region, FLAG_KIND_HALF)
+            self.store.append([AppendRequest(region, 1)])
+        self.store.flush()
+        halves = [known.half for known in self.store.transactions.open_transactions()]
+        copies = self.store.half_copies(halves, topic=EXPIRED_TOPIC).requests
+        for copy in copies if not marks else ():
+            flags = copy.region.data[FLAGS_AT : FLAGS_AT + 4]
+            copy.region.data[FLAGS_AT : FLAGS_AT + 4] = (int.from_bytes(flags, "little") & ~FLAG_EXPIRED).to_bytes(4, "little")
+        ended = ended_record([half.key for half in halves], bytes([Ending.EXPIRED]) * len(halves))
+        self.writer.append_moved(copies, [(TRANSACTIONS_TOPIC, [ended])])
+        self.store.flush()
+        if self.store.topics.find(EXPIRED_TOPIC) is None:
+            self.store.topics.add([TopicConfig(EXPIRED_TOPIC, 1, 1, writable=False)])
 
     def replay(self, **fields: Any) -> ReplayDeadLettersResponse:
         request = ReplayDeadLettersRequest(**{"consumer_group": GROUP, **fields})
@@ -121,6 +147,43 @@ def test_a_retry_says_in_which_topic_its_group_had_the_message(count: int) -> No
     replayed = world.read(TOPIC)[-count:]
     assert topics(replayed) == {(TOPIC, "")}
     assert topics(retries(replayed, GROUP)) == {(TOPIC, "")}
+
+
+@pytest.mark.parametrize("count", [1, 40], ids=["one", "alike"])
+def test_what_a_group_had_of_expired_transactions_goes_back_there_and_not_where_it_was_meant_for(count: int) -> None:
+    """Of those who read dead letters of dead letters, too: nobody has committed these messages."""
+    world = ReplayWorld()
+    for group in (GROUP, "other"):
+        world.store.groups.put(GroupSettings(group, retry_count_max=1, retry_delays_ms=(5,)))
+    bodies = [b"nobody's%02d" % number for number in range(count)]
+    world.expire(*bodies)
+    world.send_back(world.read(EXPIRED_TOPIC))
+    world.deliver(10)
+    world.send_back(world.retries())
+    world.send_back(world.dead_letters(), group="other", dead_letter=True)
+    world.restart()
+    for group in (GROUP, "other"):
+        answer = world.replay(consumer_group=group)
+        assert (answer.replayed_count, answer.without_topic_count) == (count, 0)
+        assert [record.body for record in world.read(EXPIRED_TOPIC)[-count:]] == bodies
+        assert {record.transit.replayed_group for record in world.read(EXPIRED_TOPIC)[-count:]} == {group}
+    world.restart(world.disk.killed())
+    world.send_back(world.read(EXPIRED_TOPIC)[-count:], dead_letter=True)
+    assert world.replay().replayed_count == count, "what was replayed dies as any other"
+    assert len(world.read(EXPIRED_TOPIC)) == 4 * count
+    assert [world.read(TOPIC, queue_id) for queue_id in range(2)] == [[], []]
+    assert verify("/s", disk=world.disk) == []
+
+
+def test_a_dead_letter_of_an_expired_transaction_that_an_earlier_version_made_goes_back_there() -> None:
+    world = ReplayWorld()
+    world.expire(b"old", marks=0)
+    world.send_back(world.read(EXPIRED_TOPIC), dead_letter=True)
+    (dead,) = world.dead_letters()
+    assert (dead.flags & FLAG_EXPIRED, dead.transit.consumed_topic) == (0, EXPIRED_TOPIC)
+    assert world.replay().replayed_count == 1
+    assert [record.flags & FLAG_EXPIRED for record in world.read(EXPIRED_TOPIC)] == [0, FLAG_EXPIRED]
+    assert world.read(TOPIC) == []
 
 
 def test_a_time_at_which_nothing_can_have_died_is_refused() -> None:

@@ -417,6 +417,49 @@ def test_the_dead_letter_of_a_dead_letter_counts_the_deliveries_of_its_own_group
     assert [_attempts_in(broker, f"%DLQ%{name}") for name in ("first", "second")] == [[4] * count, [2] * count]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_dead_letter_that_its_own_group_cannot_process_either_stays_the_only_one(restarts: bool) -> None:
+    broker = filled(3)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=1))
+    own = {"topic": "%DLQ%group"}
+    group = Group(broker)
+    for _ in range(2):
+        assert len(group.pop()) == 3
+        broker.advance(HELD_MS)
+    broker.advance(MINUTE_MS)
+    dead = group.pop(**own)
+    group.ack(dead[2:], "%DLQ%group")
+    for attempt in (2, 3):
+        broker.advance(HELD_MS)
+        if restarts:
+            broker = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+            group = Group(broker)
+            broker.advance(HELD_MS)
+        assert [message.attempt for message in group.pop(**own)] == [attempt] * 2 * (attempt == 2)
+    broker.advance(MINUTE_MS)
+    assert _attempts_in(broker, "%DLQ%group") == [2] * 3, "each once"
+    (own_queue,) = (known for known in broker.store.popped.queues() if known.key.topic == "%DLQ%group")
+    assert not own_queue.open, "nobody waits for them any more"
+
+
+def test_a_dead_letter_of_which_retention_has_left_a_copy_alone_is_one_again_when_its_group_fails_again() -> None:
+    broker = filled(1)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    group.pop()
+    broker.advance(HELD_MS + MINUTE_MS)
+    assert len(group.pop(topic="%DLQ%group")) == 1
+    while broker.store.appended_position < 3 << 20:
+        broker.fill([bytes(1 << 19)], topic="other")
+    broker.store.checkpoint()
+    assert broker.store.delete_segments_below(2 << 20)
+    assert broker.store.queue_range("%DLQ%group", 0) == (1, 1)
+    broker.advance(HELD_MS + MINUTE_MS)
+    assert group.pop(topic="%DLQ%group") != []
+    broker.advance(HELD_MS + MINUTE_MS)
+    assert broker.store.queue_range("%DLQ%group", 0) == (1, 2)
+
+
 def _attempts_in(broker: FakeBroker, topic: str) -> list[int]:
     result = broker.store.read(topic, 0, 0, 100, 1 << 20)
     data = b"".join(region.file.read(region.offset, region.size_bytes) for region in result.regions)

@@ -19,8 +19,11 @@ from protomq.v1.group_service_pb2 import (
     SendBackResponse,
 )
 from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import RecallMessageRequest, RecallMessageResponse
+from protomq.wire.recall_handle import RecallHandle, encode_handle
 from protomq.wire.topics import dead_letter_topic, retry_topic
 from protomq_broker import failed_messages, send_backs
+from protomq_broker.recalls import Recalls
 from protomq_broker.send_backs import SendBacks
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.sent_back import REMEMBERED_MS
@@ -37,6 +40,28 @@ def refusal(call: Callable[[], Any]) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
         call()
     return caught.value
+
+
+@pytest.mark.parametrize("event", ["", "restart", "kill"])
+def test_nothing_takes_a_retry_back(event: str) -> None:
+    """Not even a handle that is made by hand, of what a consumer knows of its message."""
+    world = RetryWorld()
+    world.send(b"poison")
+    (message,) = world.read(TOPIC)
+    (result,) = world.send_back([message]).results
+    if event:
+        world.restart(world.disk.killed() if event == "kill" else None)
+    (row,) = world.store.pending.at_due(result.due_time_ms, 10, 0)
+    identity = (message.producer_id, message.producer_epoch, message.sequence)
+    recalls = Recalls(world.store, world.config, "b", world.writer, world.waiting, world.log_time)
+    for topic in (TOPIC, retry_topic(GROUP)):
+        for position in (0, message.physical_offset, int(row["position"])):
+            handle = encode_handle(RecallHandle("b", position, result.due_time_ms, identity))
+            call = Call(b"", world.lane)
+            recalls.recall(RecallMessageRequest(topic=topic, recall_handle=handle), call)  # type: ignore[arg-type]
+            assert call.outcome == RecallMessageResponse(message_id=id_of(message)).SerializeToString()
+    world.deliver(10_001)
+    assert [retry.body for retry in world.retries()] == [b"poison"]
 
 
 def test_a_message_that_fails_comes_again_and_says_why() -> None:

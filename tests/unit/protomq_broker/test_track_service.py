@@ -43,6 +43,7 @@ def copy(topic: str, **transit: Any) -> Record:
         (copy("%DLQ%g", replayed_group="h"), "DEAD_LETTER", "g"),
         (copy("t", replayed_group="g"), "REPLAYED", "g"),
         (copy(EXPIRED_TOPIC), "EXPIRED", ""),
+        (copy(EXPIRED_TOPIC, replayed_group="g"), "REPLAYED", "g"),
         (copy("t"), "DELAYED", ""),
     ],
 )

@@ -12,7 +12,12 @@ from unittest.mock import Mock
 import pytest
 
 from protomq.v1.record_pb2 import Record
-from protomq.v1.send_service_pb2 import SendRequest, SendResponse
+from protomq.v1.send_service_pb2 import (
+    RecallMessageRequest,
+    RecallMessageResponse,
+    SendRequest,
+    SendResponse,
+)
 from protomq.v1.transaction_service_pb2 import (
     EndTransactionRequest,
     EndTransactionResponse,
@@ -21,6 +26,7 @@ from protomq.v1.transaction_service_pb2 import (
 )
 from protomq.wire import record as layout
 from protomq.wire.hashing import key_hash_of
+from protomq.wire.recall_handle import RecallHandle, encode_handle
 from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker import transaction_checks, transaction_service
 from protomq_broker.config import BrokerConfig
@@ -79,7 +85,7 @@ def test_a_half_message_is_nowhere_before_it_is_committed(world: World) -> None:
     (hit,) = world.store.find_by_message_id("topic", identity)
     copy = Record.FromString(hit)
     assert (list(copy.keys), copy.tag, dict(copy.properties)) == (["k1", "k2"], "t", {"a": "b"})
-    assert copy.flags == layout.FLAG_KIND_COPY | layout.FLAG_TRANSIT | layout.FLAG_MANY_KEYS
+    assert copy.flags == layout.FLAG_KIND_COPY | layout.FLAG_TRANSIT | layout.FLAG_MANY_KEYS | layout.FLAG_COMMITTED
     assert (copy.queue_id, copy.queue_offset, copy.HasField("crc32c")) == (3, 0, True)
 
 
@@ -131,6 +137,41 @@ def test_a_delay_goes_on_while_the_message_waits_for_its_commit(world: World) ->
     world.clock.time_ms += 1
     world.mover.deliver()
     assert world.delivered() == [b"early", b"late"]
+
+
+@pytest.mark.parametrize("event", ["", "restart", "kill", "carried forward"])
+def test_nothing_takes_a_committed_delayed_message_back(world: World, event: str) -> None:
+    """Not even a handle that is made by hand: a handle says nothing that its sender does not know."""
+    handle = world.half(b"paid", delay_ms=5_000)
+    position = world.store.transactions.open_transactions()[0].half.position
+    octets = world.store.record_at(position)
+    assert octets is not None
+    half = Record.FromString(octets)
+    identity = (half.producer_id, half.producer_epoch, half.sequence)
+    positions = [0, position]
+
+    def recalled() -> list[RecallMessageResponse]:
+        handles = [RecallHandle(world.sends._recalls._broker_name, at, half.due_time_ms, identity) for at in positions]
+        requests = [RecallMessageRequest(topic="topic", recall_handle=encode_handle(each)) for each in handles]
+        return [RecallMessageResponse.FromString(world.call(world.sends.recall_message, each, drained=False).result()) for each in requests]
+
+    nothing = RecallMessageResponse(message_id=layout.encode_message_id(*identity))
+    assert recalled() == [nothing] * 2, "it is open"
+    world.end((handle, COMMIT))
+    if event == "carried forward":
+        for _ in range(60):
+            world.half(bytes(5_000))
+        world.store.checkpoint()
+        assert world.store.delete_segments_below(world.store.appended_position) > position
+    elif event:
+        world.restart(world.disk.killed() if event == "kill" else None)
+    (row,) = world.store.pending.at_due(half.due_time_ms, 10, 0)
+    positions.append(int(row["position"]))
+    assert recalled() == [nothing] * 3
+    world.clock.time_ms += 5_001
+    world.mover.deliver()
+    assert world.delivered() == [b"paid"]
+    assert recalled() == [nothing] * 3
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -572,7 +572,9 @@ class PoppedQueue(_message.Message):
 
     @_builtins.property
     def dead_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Messages that failed too often: their copies in the group's dead letters stand in the same append."""
+        """Messages that failed too often: their copies in the group's dead letters stand in the same append. What the group popped of its own dead
+        letters has no further copy.
+        """
 
     @_builtins.property
     def lost_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

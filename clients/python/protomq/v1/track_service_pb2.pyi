@@ -84,11 +84,11 @@ class _TrackStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TrackState
     TRACK_STATE_UNSPECIFIED: _TrackState.ValueType  # 0
     """Not a state."""
     TRACK_STATE_CONSUMED: _TrackState.ValueType  # 1
-    """Its offset is behind the message, or it has acknowledged it, sent it back, or filtered it out."""
+    """Its offset is behind the message, or it has acknowledged it. So it is with what it has sent back or filtered out, once that is committed."""
     TRACK_STATE_NOT_YET: _TrackState.ValueType  # 2
-    """It has not come to it. A member may have it already, and not have committed it."""
+    """It has not come to it. A member may have it already, or have sent it back, and not have committed it: then it may come from here again."""
     TRACK_STATE_HELD: _TrackState.ValueType  # 3
-    """A member has popped it and not acknowledged it; when its time is up, another one gets it."""
+    """A member has popped it and not acknowledged it, though it may have sent it back; when its time is up, another one gets it."""
 
 class TrackState(_TrackState, metaclass=_TrackStateEnumTypeWrapper):
     """TrackState says what a group has done with a message."""
@@ -96,11 +96,11 @@ class TrackState(_TrackState, metaclass=_TrackStateEnumTypeWrapper):
 TRACK_STATE_UNSPECIFIED: TrackState.ValueType  # 0
 """Not a state."""
 TRACK_STATE_CONSUMED: TrackState.ValueType  # 1
-"""Its offset is behind the message, or it has acknowledged it, sent it back, or filtered it out."""
+"""Its offset is behind the message, or it has acknowledged it. So it is with what it has sent back or filtered out, once that is committed."""
 TRACK_STATE_NOT_YET: TrackState.ValueType  # 2
-"""It has not come to it. A member may have it already, and not have committed it."""
+"""It has not come to it. A member may have it already, or have sent it back, and not have committed it: then it may come from here again."""
 TRACK_STATE_HELD: TrackState.ValueType  # 3
-"""A member has popped it and not acknowledged it; when its time is up, another one gets it."""
+"""A member has popped it and not acknowledged it, though it may have sent it back; when its time is up, another one gets it."""
 Global___TrackState: _TypeAlias = TrackState  # noqa: Y015
 
 @_typing.final
@@ -198,7 +198,7 @@ class MessagePlace(_message.Message):
     due_time_ms: _builtins.int
     """When it comes there, while it waits: milliseconds since 1970-01-01 UTC, by the broker's log time. 0: it does not wait."""
     origin_topic: _builtins.str
-    """Where it stood before the broker moved it for the first time; "" if it did not."""
+    """Where it stood before the broker moved it for the first time; "" if it did not. Of an expired transaction: where it was to come."""
     origin_queue_id: _builtins.int
     """The queue there, from 0."""
     origin_queue_offset: _builtins.int

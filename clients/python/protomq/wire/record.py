@@ -124,6 +124,10 @@ FLAG_KIND_STATE: Final = 0x0300
 """A state of the broker, in a system topic."""
 FLAG_TRANSIT: Final = 0x0800
 """The broker's: `transit` stands before the topic."""
+FLAG_COMMITTED: Final = 0x1000
+"""The broker's, of a copy and all further ones: the transaction of the message was committed."""
+FLAG_EXPIRED: Final = 0x2000
+"""The broker's, of a copy and all further ones: nobody ended the transaction. The message never stood in the topic of its origin."""
 
 SEAL: Final = struct.Struct("<BBBIBQBQBIBQBQBI")
 """A whole seal field: tag, length 51, then epoch, start_position, size_bytes, record_count, store_time_ms, synced_position, crc32c."""

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import crc32c
 from protomq.wire.record import (
+    FLAG_COMMITTED,
     FLAG_DUE_TIME,
+    FLAG_EXPIRED,
     FLAG_KIND_COPY,
     FLAG_KIND_HALF,
     FLAG_MANY_KEYS,
@@ -125,6 +127,7 @@ def records_of(region: RecordRegion) -> list[Record]:
     st.integers(0, 200),
     st.text(max_size=300) | st.none(),
     st.booleans(),
+    st.sampled_from([0, FLAG_COMMITTED, FLAG_EXPIRED]),
 )
 def test_moved_twice_a_message_is_what_it_was_and_says_where_it_stood_first(
     messages: list[Message],
@@ -135,6 +138,7 @@ def test_moved_twice_a_message_is_what_it_was_and_says_where_it_stood_first(
     attempts: int,
     error: str | None,
     has_delay: bool,
+    marks: int,
 ) -> None:
     data = stored(messages, topic, kind, 9 if kind == 0 else -1)
     before = RecordBatch.FromString(data).records
@@ -142,7 +146,7 @@ def test_moved_twice_a_message_is_what_it_was_and_says_where_it_stood_first(
     due = np.arange(100, 100 + len(messages), dtype=np.uint64) if has_delay else None
     errors = None if error is None else [error] * len(messages)
     first = move_records(
-        data, *places(data), retry, due_times_ms=due, attempts=attempts, last_errors=errors
+        data, *places(data), retry, due_times_ms=due, attempts=attempts, last_errors=errors, marks=marks
     )
     stamp_region(first, 1, 88, 20, 2000)
     second = move_records(bytes(first.data), *places(bytes(first.data)), target)
@@ -158,7 +162,7 @@ def test_moved_twice_a_message_is_what_it_was_and_says_where_it_stood_first(
         for old, new in zip(before, records_of(region), strict=True):
             assert new.topic == name
             assert [getattr(old, field) for field in CODED] == [getattr(new, field) for field in CODED]  # fmt: skip
-            assert new.flags & ~FLAG_DUE_TIME == (old.flags & 0xF) | FLAG_KIND_COPY | FLAG_TRANSIT
+            assert new.flags & ~FLAG_DUE_TIME == (old.flags & 0xF) | FLAG_KIND_COPY | FLAG_TRANSIT | marks
             assert new.transit.origin_topic == topic
             assert new.transit.origin_queue_id == 3
             assert new.transit.origin_queue_offset == old.queue_offset
@@ -181,7 +185,7 @@ def test_moved_twice_a_message_is_what_it_was_and_says_where_it_stood_first(
     st.integers(0, 3),
     st.none() | st.text(max_size=5),
     st.none() | st.integers(0, 1 << 62),
-    st.sampled_from([{}, {"is_half": True}, {"replayed_group": "group"}]),
+    st.sampled_from([{}, {"is_half": True}, {"replayed_group": "group"}, {"marks": FLAG_EXPIRED}]),
 )
 def test_one_by_one_gives_the_copies_of_the_batch(
     messages: list[Message],
@@ -321,7 +325,7 @@ def test_the_short_way_of_a_first_move_gives_what_the_long_one_gives(
         data[start : start + size]
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
     ]
-    long = move_records(data, starts, sizes, topic)
+    long = move_records(data, starts, sizes, topic, marks=FLAG_COMMITTED)
     short = first_copies(topic, 3, fields, [77] * len(fields))
     for region in (long, short):
         stamp_region(region, 3, 88, 5, 3000)

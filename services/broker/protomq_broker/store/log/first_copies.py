@@ -1,7 +1,9 @@
-"""Copies of messages that never moved and have no due time, for the queue in which they stand. Pure: bytes in, bytes out.
+"""Copies of half messages that are committed: they never moved, have no due time, and stay in their queue. Pure: bytes in, bytes out.
 
     stored   0A size | front: fields 1 to 5 |         topic, trailer up to flags | flags | stamps
     copy     0A size | the same octets      | transit | the same octets          | flags | stamps
+
+`flags` say that the transaction of the message was committed.
 
 The octets are those of `move.move_records`, which can do all other moves too. That one works by arrays over what is read from the log,
 so it costs some hundred microseconds for one message as for many. Commits of transactions come by tens, each soon after its half
@@ -28,7 +30,7 @@ from .transit import KEPT_FLAGS, ORIGIN, ORIGIN_TAGS, transit_head
 
 ROWS_MIN: Final = 6
 """Below this number arrays cost more than they save."""
-_KIND: Final = layout.FLAG_KIND_COPY | layout.FLAG_TRANSIT
+_KIND: Final = layout.FLAG_KIND_COPY | layout.FLAG_TRANSIT | layout.FLAG_COMMITTED
 _HEAD_SIZE_MAX_BYTES: Final = 8
 _pack_flags = struct.Struct("<I").pack_into
 # Where `FIXED_TRAILER.unpack` has values: tags stand between them.

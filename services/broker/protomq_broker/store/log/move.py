@@ -8,7 +8,7 @@
 - `transit` says where the message stood first. The first move writes it, and later ones keep it. A move after a failed delivery raises
   `attempt` and may add the error. If its group had the message in another topic than that, this move says in which one.
 - `flags` say: copy, with transit, with or without a due time. What the original was (half, delayed) is gone. Only a half message that is
-  carried forward stays one: half, with transit.
+  carried forward stays one: half, with transit. How a transaction ended stays: `flags` of each further copy say it, too.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def move_records(
     last_errors: str | Sequence[str | None] | None = None,
     replayed_group: str = "",
     is_half: bool = False,
+    marks: int = 0,
 ) -> RecordRegion:
     """Copies for one queue of `topic` of the record fields that stand at `starts` of `data` with `sizes`: at least one; not stamped.
 
@@ -58,7 +59,7 @@ def move_records(
     each; below 0 where another group begins to count. `last_errors`: why the last delivery failed, in the consumer's words, of all or of
     each. None: as the record says.
     `replayed_group`: the records are dead letters of this group, and their attempts begin again. `is_half`: half messages that are
-    carried forward, and stay so.
+    carried forward, and stay so. `marks`: bits of `flags` that the copies get, and all copies of theirs: FLAG_COMMITTED, FLAG_EXPIRED.
 
     Raises ValueError for what is no record of a log.
     """
@@ -73,6 +74,7 @@ def move_records(
             attempts=attempts if isinstance(attempts, int) else attempts[0],
             last_error=_first_of(last_errors),
             replayed_group=replayed_group,
+            marks=marks,
         )
     if len(starts) >= ALIKE_MIN and _is_of_all(attempts) and _is_of_all(last_errors):
         rows = rows_of(data, starts, sizes)
@@ -84,6 +86,7 @@ def move_records(
             attempts=attempts if isinstance(attempts, int) else attempts[0],
             last_error=_first_of(last_errors),
             replayed_group=replayed_group,
+            marks=marks,
         )
         if region is not None:
             return region
@@ -103,7 +106,7 @@ def move_records(
         raise ValueError("a record that is cut short") from None
     if (octets[topic_starts] != layout.TOPIC_TAG).any() or (topic_ends >= ends).any():
         raise ValueError("a record without its topic")
-    tails = _tails(topic, trailers, due_times_ms, kind)
+    tails = _tails(topic, trailers, due_times_ms, kind | marks)
     is_opened = bool(attempts) or last_errors is not None or bool(replayed_group)
     count = len(starts)
     more = [attempts] * count if isinstance(attempts, int) else attempts

@@ -48,6 +48,7 @@ def move_alike(
     attempts: int,
     last_error: str | None,
     replayed_group: str,
+    marks: int,
 ) -> RecordRegion | None:
     """The copies; None if the records are not alike. See `move_records` for the rest."""
     count, size = rows.shape
@@ -71,6 +72,7 @@ def move_alike(
         attempts=attempts,
         last_error=last_error,
         replayed_group=replayed_group,
+        marks=marks,
     )
     stride = len(model.data)
     data = model.data * count

@@ -37,6 +37,7 @@ def move_one(
     attempts: int,
     last_error: str | None,
     replayed_group: str,
+    marks: int,
 ) -> RecordRegion:
     """The copy of one record field. `kind`: the bits of `flags` that say what it becomes. All else, and errors: `move_records`."""
     try:
@@ -65,7 +66,7 @@ def move_one(
         transit = raised_transit(written, stored_topic, attempts, last_error, replayed_group)
     else:
         transit = written
-    flags = flags & KEPT_FLAGS | kind | layout.FLAG_TRANSIT
+    flags = flags & KEPT_FLAGS | kind | marks | layout.FLAG_TRANSIT
     due_time = b""
     if due_time_ms is not None:
         due_time = bytes((layout.DUE_TIME_TAG,)) + due_time_ms.to_bytes(8, "little")

@@ -25,7 +25,7 @@ _RETRY_PREFIX: Final = RETRY_PREFIX.encode()
 ATTEMPT_MAX: Final = 0xFFFFFFFF
 """Attempts are counted up to here."""
 
-KEPT_FLAGS: Final = layout.COMPRESSION_MAX | layout.FLAG_MANY_KEYS
+KEPT_FLAGS: Final = layout.COMPRESSION_MAX | layout.FLAG_MANY_KEYS | layout.FLAG_COMMITTED | layout.FLAG_EXPIRED
 """What of a record's flags stays when it moves."""
 ORIGIN: Final = np.dtype(
     [

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from protomq.wire.record import FLAG_COMMITTED, FLAG_EXPIRED
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.move import ReadRecords, move_records
 from protomq_broker.store.log.record_scan import read_trailers
@@ -59,7 +60,7 @@ def half_copies(
     now_ms: int = 0,
     topic: str = "",
 ) -> HalfCopies:
-    """The copies of half messages for their queues, or all of them for queue 0 of `topic`.
+    """The copies of half messages that are committed, for their queues; or of those that expire, all for queue 0 of `topic`.
 
     `is_half`: they are carried forward, and stay half messages with the due times that they have. Else a due time is kept that lies
     behind `now_ms`; with a `topic`, none is.
@@ -95,6 +96,7 @@ def half_copies(
             target,
             due_times_ms=due_times_ms[chosen] if is_due else None,
             is_half=is_half,
+            marks=0 if is_half else FLAG_EXPIRED if topic else FLAG_COMMITTED,
         )
         bounds = [0, *(np.flatnonzero(np.diff(queue_ids)) + 1).tolist(), len(rows)]
         parts = parts_between(region, bounds)
