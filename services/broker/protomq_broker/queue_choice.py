@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .store.log.append import RecordRegion
     from .store.state.topics import TopicConfig
 
+_SHARDING_HASH: Final = slice(SHARDING_HASH_AT, SHARDING_HASH_AT + 4)
+"""Of the last record in a region."""
 _NO_KEY: Final = bytes(4)
 
 
@@ -38,7 +40,11 @@ class QueueChoice:
 
         `exists`: whether there is the topic yet. If not, it has no turns, since the send may be refused.
         """
-        if has_sharding_key(region):
+        if region.starts is None:
+            has_key = region.data[_SHARDING_HASH] != _NO_KEY
+        else:
+            has_key = np.count_nonzero(sharding_hashes_of(region)) > 0
+        if has_key:
             keys = sharding_keys_of(region.data)
             if len(keys) > 1:
                 first, second = sorted(keys)[:2]
@@ -59,12 +65,3 @@ class QueueChoice:
     def begin(self, topic: str) -> None:
         """The turns of a topic that its first message has created, in queue 0 unless a key has chosen."""
         self._next_queue.setdefault(topic, itertools.count(1))
-
-
-def has_sharding_key(region: RecordRegion) -> bool:
-    """Whether a message of the request has one."""
-    if region.starts is None:
-        data = region.data
-        at = len(data) + SHARDING_HASH_AT
-        return data[at : at + 4] != _NO_KEY
-    return np.count_nonzero(sharding_hashes_of(region)) > 0
