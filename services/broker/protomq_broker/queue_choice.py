@@ -43,7 +43,7 @@ class QueueChoice:
         if region.starts is None:
             has_key = region.data[_SHARDING_HASH] != _NO_KEY
         else:
-            has_key = np.count_nonzero(sharding_hashes_of(region)) > 0
+            has_key = bool(np.count_nonzero(sharding_hashes_of(region)))
         if has_key:
             keys = sharding_keys_of(region.data)
             if len(keys) > 1:
