@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -118,7 +119,8 @@ def create(
 
     To create what exists already with the same settings is no error.
 
-    To grow it, raise --queues (read queues follow). To shrink it, lower
+    To grow it, raise --queues (read queues follow). Where order matters, stop
+    the producers before, until the groups have no lag. To shrink it, lower
     --queues first and give --read-queues as before; wait until consumers
     have read the queues that go; then lower --read-queues. What groups have
     not consumed there is told; it can be read again with more read queues.
@@ -129,7 +131,7 @@ def create(
     from protomq import Permission, TopicType
 
     missing = Missing()
-    had = _brokers_that_have(topic, namesrv, timeout)
+    had = _queues_before(topic, namesrv, timeout)
     with warnings.catch_warnings(record=True) as told, open_admin(namesrv, timeout) as admin:
         warnings.simplefilter("always", RuntimeWarning)
         made = missing.take(
@@ -143,22 +145,40 @@ def create(
                 brokers=None if broker is None else [broker],
             )
         )
-        new = sorted(made.keys() - had) if had else []
+        new = sorted(made.keys() - had.keys()) if had else []
         groups = [group.name for group in missing.take(lambda: admin.list_groups(topic))] if new else []
     sys.stderr.writelines(f"protomq: {each.message}\n" for each in told)
     sys.stderr.writelines(_told_of_groups(topic, name, groups) for name in new if groups)
+    sys.stderr.writelines(
+        _told_of_order(config, name, had.get(name, 0))
+        for name, config in made.items()
+        if had and config.type is TopicType.FIFO and config.write_queues != had.get(name, 0)
+    )
     print_rows([_topic_row(config, name) for name, config in made.items()], _COLUMNS, output)
     missing.check()
 
 
-def _brokers_that_have(topic: str, namesrv: str | None, timeout_s: float) -> set[str]:
-    """As a name server knows. Raises NoRouteError if none answers: nobody has to wait for that twice."""
+def _queues_before(topic: str, namesrv: str | None, timeout_s: float) -> dict[str, int]:
+    """How many queues each broker has that can be written; where the topic is closed, read. As a name server knows.
+
+    Raises NoRouteError if none answers: nobody has to wait for that twice.
+    """
     with open_calls(namesrv, "auto") as calls:
         calls.timeout_s = timeout_s
         route = calls.find_route(topic)
     if route is None or route.auto_create:
-        return set()
-    return {queue.broker_name for queue in (*route.read_queues, *route.write_queues)}
+        return {}
+    read, written = (Counter(queue.broker_name for queue in queues) for queues in (route.read_queues, route.write_queues))
+    return {**read, **written}
+
+
+def _told_of_order(topic: TopicConfig, broker: str, queues_before: int) -> str:
+    """What a change of the number of queues does to a topic whose messages are consumed in order."""
+    return (
+        f"protomq: topic {topic.name} takes messages in order, and has {topic.write_queues} write queues at {broker} now"
+        f" ({queues_before} before). Some sharding keys go to another queue, where their messages may be consumed before older ones."
+        " If its producers run, stop them now, until the groups have no lag (`protomq group lag`)\n"
+    )
 
 
 def _told_of_groups(topic: str, broker: str, groups: Sequence[str]) -> str:

@@ -17,9 +17,10 @@ from protomq.v1 import admin_service_pb2 as admin
 from protomq.v1 import consumer_service_pb2 as consumer
 from protomq.v1 import pull_service_pb2 as pull
 from protomq.v1 import send_service_pb2 as send
-from protomq.v1.record_pb2 import Record
+from protomq.v1.record_pb2 import Attributes, Record
 from protomq.v1.topic_pb2 import Permission, Topic
 from protomq.wire import record as layout
+from protomq.wire.hashing import sharded_index
 from protomq_broker import plain_body_workers
 from protomq_broker.broker_process import BrokerProcess
 from protomq_broker.config import BrokerConfig
@@ -135,6 +136,16 @@ async def test_queues_are_taken_in_turn_where_none_is_named(start: Start) -> Non
     client = await start()
     queues = [(await client.send(Record(body=b"x"), topic="auto")).queue_id for _ in range(16)]
     assert sorted(queues) == sorted(list(range(8)) * 2)
+
+
+async def test_a_sharding_key_chooses_the_queue_where_none_is_named(start: Start) -> None:
+    client = await start(default_queues=8)
+    kinds: list[dict[str, Any]] = [{}, {"delay_ms": 1}, {"half": True}]
+    for sequence, fields in enumerate(kinds * 3):
+        record = Record(body=b"x", attributes=Attributes(sharding_key="order-7"), producer_id=7, sequence=sequence)
+        assert (await client.send(record, **fields)).queue_id == sharded_index("order-7", 8)
+    others = [Record(body=b"x", attributes=Attributes(sharding_key=key)) for key in "ab"]
+    assert (await failure(client.send(*others)))[1] == "INVALID_ARGUMENT"
 
 
 async def test_pull_statuses(client: Client) -> None:

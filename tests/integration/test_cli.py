@@ -485,9 +485,13 @@ def test_a_topic_of_a_type_takes_nothing_else(cli: Cli, protomq_topic: str) -> N
     assert [row["type"] for row in made] == ["fifo"]
     assert "TOPIC_TYPE_MISMATCH" in cli("send", topic, "x", "-o", "json", code=6).stderr
     cli("send", topic, "x", "--sharding-key", "s", "-Q")
-    cli("topic", "create", topic, "--update", "--queues", "9")
+    (told,) = cli("topic", "create", topic, "--update", "--queues", "9").stderr.splitlines()
+    assert "9 write queues at" in told
+    assert "(8 before)" in told
+    assert "until the groups have no lag" in told
+    assert cli("topic", "create", topic, "--update", "--queues", "9").stderr == "", "as many as before"
     assert "fifo" in cli("topic", "list").stdout
-    cli("topic", "create", topic, "--update", "--type", "mixed", "--queues", "9")
+    assert cli("topic", "create", topic, "--update", "--type", "mixed", "--queues", "10").stderr == "", "no order to keep"
     cli("send", topic, "y", "-Q")
     cli("topic", "delete", topic, "--yes")
 

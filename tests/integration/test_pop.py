@@ -24,6 +24,7 @@ from protomq import (
     Producer,
     PullConsumer,
     SimpleConsumer,
+    TopicType,
     _methods,
 )
 from protomq.errors import (
@@ -38,6 +39,7 @@ from protomq.errors import (
 )
 from protomq.hooks import Hook
 from protomq.testing import Broker
+from protomq.wire.hashing import sharded_index
 from tests.chaos.pop_rounds import pop_rounds
 from tests.support.cli import run
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -273,6 +275,27 @@ def test_filters_order_and_start(broker: Broker) -> None:
         assert consumer.receive(topic, hold_s=0, start="latest") == []
         fill(broker, topic, 1)
         assert len(consumer.receive(topic, start="latest")) == 1
+
+
+def test_the_steps_of_the_docs_keep_the_order_of_a_key_while_its_topic_grows(broker: Broker) -> None:
+    key = next(f"k{number}" for number in range(100) if sharded_index(f"k{number}", 8))
+    grown = "grown"
+    with Admin(namesrv=broker.namesrv) as admin, SimpleConsumer("steps", namesrv=broker.namesrv) as consumer:
+        admin.create_topic(grown, write_queues=1, type=TopicType.FIFO)
+        bodies: list[object] = []
+        for write_queues, queue_id in ((1, 0), (8, sharded_index(key, 8))):
+            admin.create_topic(grown, write_queues=write_queues, update=True)
+            with Producer(namesrv=broker.namesrv) as producer:
+                for number in range(3):
+                    sent = producer.send(grown, b"%d of %d" % (number, write_queues), sharding_key=key)
+                    assert sent.queue.queue_id == queue_id
+            for _ in range(3):
+                (message,) = consumer.receive(grown, fifo=True)
+                assert consumer.receive(grown, fifo=True, hold_s=0) == [], "one at a time"
+                bodies.append(message.body)
+                consumer.ack([message])
+            assert sum(each.lag for each in admin.group_lag("steps", grown)) == 0
+    assert bodies == [b"%d of %d" % (number, count) for count in (1, 8) for number in range(3)]
 
 
 def test_a_kill_takes_nothing_back(tmp_path: Any) -> None:

@@ -16,6 +16,7 @@ from protomq.v1 import (
     consumer_service_pb2,
     options_pb2,
     pull_service_pb2,
+    reply_service_pb2,
     route_service_pb2,
     send_service_pb2,
 )
@@ -83,11 +84,13 @@ OF_A_REQUEST: Final = {
     "name of a topic, of letters, digits, `_` and `-`": (topics.TOPIC_NAME_LENGTH_MAX, None),
     "name of a consumer group, of the same": (topics.GROUP_NAME_LENGTH_MAX, None),
     "`received_reply_ids`, `unwanted_reply_ids`": (reply_service.REPLY_IDS_MAX, None),
-    "the whole request": (reply_service.REPLY_SIZE_MAX_BYTES, None),
+    "the whole request, to be taken": (reply_service.REPLY_SIZE_MAX_BYTES, None),
     "`caller_id`, `call_id`, bytes": (reply_service.ID_SIZE_MAX, None),
     "`client_id`, characters": (remoting_server.CLIENT_ID_LENGTH_MAX, None),
 }
 """What: (limit, default), for rows whose name is enough to tell them apart."""
+
+REPLY: Final = reply_service_pb2.DESCRIPTOR.services_by_name["ReplyService"].methods_by_name["Reply"]
 
 BY_REQUEST: Final = {
     ("`Pop`", "`record_count_max`"): (
@@ -95,6 +98,7 @@ BY_REQUEST: Final = {
         pull_answer.RECORD_COUNT_DEFAULT,
     ),
     ("`WaitForReplies`", "`hold_ms`"): (pull_requests.HOLD_MAX_MS, None),
+    ("`Reply`", "request"): (REPLY.GetOptions().Extensions[options_pb2.remoting].request_size_max_bytes, None),
     ("all others", "request"): (dispatch.REQUEST_SIZE_DEFAULT_BYTES, None),
     ("`ListTopicNames`", "`page_size`"): (
         request_checks.PAGE_SIZE_MAX,

@@ -152,9 +152,9 @@ class BrokerStatus:
     """What a broker does: log positions in bytes, the lanes, why it takes no writes ("": it does), and what is damaged.
 
     `damaged_queues` and `log_damages` name 100 at most; `damaged_queue_files` counts all, `healed_queue_files` those since the start,
-    `healed_log_ranges` what was healed of the log from a replica. `delayed_messages` wait for their time: delayed ones,
-    failed ones until their next delivery, and open transactions until their next check. `checkpoint_failure` says why the store writes no
-    checkpoint, and what helps ("": it writes them).
+    `healed_log_ranges` what was healed of the log from a replica. `delayed_messages` wait for their time: delayed ones, and
+    failed ones until their next delivery. Open transactions do not count: `list_transactions` has them. `checkpoint_failure` says why the
+    store writes no checkpoint, and what helps ("": it writes them).
     """
 
     broker_name: str

@@ -16,18 +16,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from .wire.hashing import hash63
-
 if TYPE_CHECKING:
     from ._outgoing import OutgoingMessage
     from ._types import MessageQueue
 
     QueueSelector = Callable[[Sequence[MessageQueue], OutgoingMessage], MessageQueue]
-
-
-def sharded_index(sharding_key: str, queue_count: int) -> int:
-    """Index of the queue for a sharding key; the same in every process and language."""
-    return hash63(sharding_key.encode()) % queue_count
 
 
 class RoundRobin:

@@ -36,7 +36,7 @@ from ._outgoing import OutgoingMessage, SendResult, SendStatus, Stored
 from ._permitted import nothing_to_write
 from ._producer_options import ProducerOptions
 from ._retry import RetryPolicy
-from ._selectors import RoundRobin, sharded_index
+from ._selectors import RoundRobin
 from ._send_arguments import (
     field_of,
     group_by_target,
@@ -53,7 +53,7 @@ from .errors import (
     ProtocolError,
     RequestTimeoutError,
 )
-from .wire.hashing import sharding_hash_of
+from .wire.hashing import sharded_index, sharding_hash_of
 from .wire.record import BODY_SIZE_MAX_BYTES
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from ._compression import (
     make_compressor,
 )
 from ._pull_answer import PullAnswer, decode_messages, decode_pull_answer
-from ._selectors import sharded_index
 from ._types import PullStatus
+from .wire.hashing import sharded_index
 
 __all__ = [
     "COMPRESS_OVER_BYTES",

@@ -29,7 +29,7 @@ from protomq_runtime.errors import invalid_argument, unparsable
 
 from .forks import settle_commit
 from .group_lag import lag_of, place_of, queues_of
-from .request_times import time_ms_of
+from .request_times import AHEAD_MAX_MS, time_ms_of
 from .store.state.popped_queue import QueueOfGroup
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import (
@@ -217,6 +217,9 @@ class ConsumerService:
         if place is None or (place == "end" and not request.end):
             raise invalid_argument("place", "say where: store_time, queue_offset or end")
         time_ms = time_ms_of("store_time", request.store_time) if place == "store_time" else 0
+        if time_ms > self._clock.now_ms() + AHEAD_MAX_MS:
+            # A mistyped year must not skip everything.
+            raise invalid_argument("store_time", "lies ahead: all that is stored would be skipped; if that is wanted, say end")
 
         def offset_in(topic: str, queue_id: int) -> int:
             if place == "store_time":

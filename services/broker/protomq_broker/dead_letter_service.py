@@ -44,7 +44,7 @@ from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .admin_service import check_page_token, page_size_of
-from .request_times import time_ms_of
+from .request_times import AHEAD_MAX_MS, time_ms_of
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.queues.reading import ReadStatus
@@ -67,8 +67,6 @@ SLICE_SIZE_MAX_BYTES: Final = 1 << 20
 """The most bytes of dead letters that one call reads. Copying them takes some 10 ms, appending them 1 ms."""
 IDS_MAX: Final = 256
 QUEUE_ID: Final = 0
-AHEAD_MAX_MS: Final = 60_000
-"""By so much the clocks of clients may differ."""
 
 
 class _Letter(NamedTuple):

@@ -10,7 +10,8 @@ Rules:
 - A caller counts as present while it waits, and `grace_ms` longer: its connection may have broken, or it may be working on a reply. Replies
   wait for it.
 - Callers may also name replies from an earlier start of the broker: ids are never used twice.
-- For `settle_ms` after the start, an unknown caller may be one that has not come back yet: replies wait for it, too.
+- For `settle_ms` after the start, an unknown caller may be one that has not come back yet: replies wait for it, too. A caller that has said
+  goodbye since the start is known to be gone.
 - Of two held waits of one caller the later one counts.
 - What waits is bounded: callers, replies of a caller, and bytes over all.
 
@@ -129,6 +130,8 @@ class ReplyCalls:
         self._size_max_bytes = size_max_bytes
         self._callers: dict[str, _Caller] = {}
         """The caller that was seen last stands last."""
+        self._left: dict[str, None] = {}
+        """Callers that have said goodbye, as long as replies wait for unknown ones. The last `callers_max` of them."""
         self._replies: dict[Hashable, _Reply] = {}
         self._next_id = first_id
         self._size_bytes = 0
@@ -153,6 +156,7 @@ class ReplyCalls:
         `leaves`: the caller goes away instead of waiting, and gets nothing any more.
         """
         effects: list[Effect] = []
+        self._note(caller_id, now_ms, leaves)
         caller = self._callers.pop(caller_id, None)
         if caller is None:
             self._forget_gone(now_ms)
@@ -210,7 +214,7 @@ class ReplyCalls:
             caller = None
         if caller is None:
             self._forget_gone(now_ms)
-            if now_ms >= self._settled_ms:
+            if now_ms >= self._settled_ms or caller_id in self._left:
                 self.counts.refused += 1
                 return [Refused(waiter, caller_id, was_given=False)]
             if len(self._callers) >= self._callers_max:
@@ -265,6 +269,18 @@ class ReplyCalls:
         return self._size_bytes
 
     # Inside.
+
+    def _note(self, caller_id: str, now_ms: int, leaves: bool) -> None:
+        """Notes whether a caller has left, as long as that matters."""
+        left = self._left
+        if now_ms >= self._settled_ms:
+            left.clear()
+            return
+        left.pop(caller_id, None)
+        if leaves:
+            left[caller_id] = None
+            if len(left) > self._callers_max:
+                del left[next(iter(left))]
 
     def _give(self, caller: _Caller, waiter: Hashable) -> Given:
         given: list[WaitingReply] = []

@@ -12,6 +12,8 @@ SECONDS_MIN: Final = -62_135_596_800
 """0001-01-01T00:00:00Z; the bounds are those that google.protobuf.Timestamp has by its definition."""
 SECONDS_MAX: Final = 253_402_300_799
 """9999-12-31T23:59:59Z."""
+AHEAD_MAX_MS: Final = 60_000
+"""By so much the clocks of clients may differ."""
 _NANOS_MAX: Final = 999_999_999
 
 

@@ -6,7 +6,6 @@ disk (`waiting_answers.py`).
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from protomq_ha.replicas import Confirmation
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
 
+from .queue_choice import QueueChoice
 from .send_request import ProducerIdentity, parse_send_header, read_records
 from .store.log.append import AppendRequest
 from .store.state.send_errors import SendInFlightError
@@ -106,7 +106,7 @@ class SendService:
         self._group_size_bytes = min(GROUP_SIZE_BYTES, store.append_size_max_bytes // 2)
         self._producer_id = secrets.randbits(63) | 1
         self._next_sequence = 0
-        self._next_queue: dict[str, itertools.count[int]] = {}
+        self._choice = QueueChoice()
         self._plain_response = SendResponse(status=SEND_OK)
         self.refusal: ServiceError | None = None
         """Why no send is taken at all: the broker's name belongs to another broker. Any thread sets it."""
@@ -177,10 +177,6 @@ class SendService:
     def _read(self, call: Call) -> _Pending:
         header = parse_send_header(call.payload)
         topic, exists = writable_topic(self._store, self._config, header.topic)
-        if header.HasField("queue_id"):
-            queue_id = header.queue_id
-        else:
-            queue_id = self._turn_of(topic) if exists else 0
         region, identified_here = read_records(
             call.payload,
             header,
@@ -199,6 +195,7 @@ class SendService:
             self._delays.check(region)
         if header.half:
             self._halves.mark(region, not identified_here)
+        queue_id = header.queue_id if header.HasField("queue_id") else self._choice.choose(topic, region, exists)
         wait_store_ok = header.wait_store_ok if header.HasField("wait_store_ok") else True
         return _Pending(
             call,
@@ -224,13 +221,6 @@ class SendService:
             order.call.fail(to_service_error(error))
             return False
         return True
-
-    def _turn_of(self, topic: TopicConfig) -> int:
-        """The next queue, in turn, for messages that leave the choice to the broker."""
-        turn = self._next_queue.get(topic.name)
-        if turn is None:
-            turn = self._next_queue[topic.name] = itertools.count()
-        return next(turn) % topic.write_queues
 
     def _identify(self, count: int) -> ProducerIdentity:
         first = self._next_sequence
@@ -317,7 +307,7 @@ class SendService:
             assert topic is not None
             incarnation = incarnation_of_first(self._store.id, topic.name, position)
             topics.append(replace(topic, incarnation=incarnation))
-            self._next_queue.setdefault(topic.name, itertools.count(1))
+            self._choice.begin(topic.name)
         return self._store.topics.add(topics)
 
     def _answer(

@@ -12,15 +12,13 @@ type.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from protomq.v1.topic_pb2 import TopicType
-from protomq.wire.record import FLAG_DUE_TIME, FLAG_KIND_HALF, FLAG_KIND_MASK, SHARDING_HASH_AT
+from protomq.wire.record import FLAG_DUE_TIME, FLAG_KIND_HALF, FLAG_KIND_MASK
 from protomq_runtime.errors import Code, ServiceError
 
-from .store.log.record_arrays import U32, windows
+from .store.log.record_region import sharding_hashes_of
 
 if TYPE_CHECKING:
     from .store.log.append import RecordRegion
@@ -47,10 +45,7 @@ def type_of(region: RecordRegion) -> TopicType.ValueType:
         return TopicType.TOPIC_TYPE_TRANSACTION
     if region.flags & FLAG_DUE_TIME:
         return TopicType.TOPIC_TYPE_DELAY
-    ends: Any = np.array([len(region.data)])
-    if region.starts is not None and region.sizes is not None:
-        ends = region.starts + region.sizes
-    has_key = windows(region.data, U32)[ends + SHARDING_HASH_AT] != 0
+    has_key = sharding_hashes_of(region) != 0
     if has_key.all():
         return TopicType.TOPIC_TYPE_FIFO
     return TopicType.TOPIC_TYPE_MIXED if has_key.any() else TopicType.TOPIC_TYPE_NORMAL

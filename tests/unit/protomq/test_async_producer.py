@@ -13,7 +13,6 @@ import pytest
 
 from protomq import AsyncProducer, MessageQueue, OutgoingMessage, SendStatus
 from protomq._routes import INVALIDATE_INTERVAL_S
-from protomq._selectors import sharded_index
 from protomq.errors import (
     BatchIncompleteError,
     ClosedError,
@@ -27,6 +26,7 @@ from protomq.errors import (
     ShuttingDownError,
     TopicNotFoundError,
 )
+from protomq.wire.hashing import sharded_index
 from protomq.wire.recall_handle import RecallHandle, encode_handle
 from protomq.wire.record import decode_message_id
 from tests.support.eager_tasks import eager_task_factory

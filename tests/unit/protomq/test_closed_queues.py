@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from protomq import AsyncProducer, MessageQueue, OutgoingMessage, Producer, SendResult
-from protomq._selectors import sharded_index
 from protomq.errors import (
     BatchIncompleteError,
     NotPermittedError,
     ProtomqError,
     RequestTimeoutError,
 )
+from protomq.wire.hashing import sharded_index
 from tests.support.fake_cluster import (
     FakeAsyncTransport,
     FakeCluster,

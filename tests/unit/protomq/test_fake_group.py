@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from protomq import AsyncPushConsumer, DelayLevel, Message, PushConsumer, Reject, Retry, Suspend
-from protomq._selectors import sharded_index
 from protomq.allocation import Circle, Configured
 from protomq.asgi import Messaging
 from protomq.errors import ConfigurationError, WrongTypeError
 from protomq.hooks import Hook
 from protomq.testing import Broker, FakeGroup, FaultProxy
+from protomq.wire.hashing import sharded_index
 
 
 def test_a_message_that_fails_comes_again_after_the_groups_delays_and_is_a_dead_letter_in_the_end() -> None:

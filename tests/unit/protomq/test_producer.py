@@ -26,7 +26,6 @@ from protomq._company import Company
 from protomq._outgoing import Stored
 from protomq._producer_options import ProducerOptions, ProducerSettings
 from protomq._routes import INVALIDATE_INTERVAL_S
-from protomq._selectors import sharded_index
 from protomq._send_arguments import SendSettings
 from protomq.errors import (
     BatchIncompleteError,
@@ -44,6 +43,7 @@ from protomq.errors import (
     TopicNotFoundError,
 )
 from protomq.hooks import Hook, SendContext
+from protomq.wire.hashing import sharded_index
 from protomq.wire.recall_handle import RecallHandle, encode_handle
 from protomq.wire.record import decode_message_id
 from tests.support.fake_cluster import FakeCluster, FakeSyncTransport, SendCall, after_storing

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from collections import Counter
 
-from protomq._selectors import RoundRobin, sharded_index
+from protomq._selectors import RoundRobin
 from protomq._types import MessageQueue
+from protomq.wire.hashing import sharded_index
 
 QUEUES = [MessageQueue("T", broker, i) for broker in ("a", "b") for i in range(3)]
 
@@ -56,7 +57,7 @@ def test_the_hash_of_a_sharding_key_is_fixed_for_all_times_and_languages() -> No
 
 
 def test_another_process_chooses_the_same_queue() -> None:
-    code = "from protomq._selectors import sharded_index; print(sharded_index('N14228', 8))"
+    code = "from protomq.wire.hashing import sharded_index; print(sharded_index('N14228', 8))"
     answers = {
         subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
                        capture_output=True, text=True, check=True).stdout.strip()

@@ -44,10 +44,13 @@ from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.errors import SHUTTING_DOWN, Code, ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall, FakeServer
 from tests.support.retry_world import TOPIC, RetryWorld
+from tests.support.transaction_world import COMMIT
+from tests.support.transaction_world import World as TransactionWorld
 
 from .fake_broker import ADMIN, CONSUMER, POP, PULL, FakeBroker, no_members, told
 from .store.log_helpers import ManualClock, make_request
 from .store.store_helpers import SEGMENT, open_store
+from .test_metrics import numbers_of, samples_of
 
 
 def service_of(store: Store, clock: ManualClock) -> AdminService:
@@ -516,3 +519,23 @@ def test_the_status_counts_failed_messages_until_their_next_delivery() -> None:
     assert count() == 2
     world.deliver(10_001)
     assert count() == 0
+
+
+def test_the_status_does_not_count_transactions_before_they_are_committed() -> None:
+    world = TransactionWorld().start()
+    table = DispatchTable()
+    table.add_service(
+        admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"], service_of(world.store, ManualClock())
+    )
+
+    def count() -> int:
+        call = FakeServer(table).call(ADMIN + "GetBrokerStatus", GetBrokerStatusRequest())
+        found: int = call.response().delayed_messages
+        assert found == samples_of(numbers_of(world.store))["protomq_delayed_pending", ""]
+        return found
+
+    delayed, _ = world.half(delay_ms=60_000), world.half()
+    assert count() == 0
+    world.end((delayed, COMMIT))
+    assert count() == 1
+    world.store.close()

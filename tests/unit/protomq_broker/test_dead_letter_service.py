@@ -27,7 +27,8 @@ from protomq.wire.record import (
 )
 from protomq.wire.topics import EXPIRED_TOPIC, TRANSACTIONS_TOPIC, dead_letter_topic
 from protomq_broker import dead_letter_service
-from protomq_broker.dead_letter_service import AHEAD_MAX_MS, DeadLetterService
+from protomq_broker.dead_letter_service import DeadLetterService
+from protomq_broker.request_times import AHEAD_MAX_MS
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.record_region import prove_region, set_kind
 from protomq_broker.store.state.group_settings import GroupSettings

@@ -22,6 +22,7 @@ from protomq.v1.consumer_service_pb2 import (
 from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
+from protomq_broker.request_times import AHEAD_MAX_MS
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig, topic_of_broker
@@ -111,6 +112,19 @@ def test_a_group_goes_on_at_a_time_an_offset_or_the_end(broker: FakeBroker) -> N
     broker.store.close()
     again = FakeBroker(disk=broker.disk)
     assert again.store.offsets.of_topic("g", "topic", broker.topic.incarnation) == {0: 5, 1: 0}
+
+
+def test_a_reset_to_a_time_ahead_is_refused_since_it_would_skip_everything(broker: FakeBroker) -> None:
+    when = Timestamp()
+    when.FromMilliseconds(broker.clock.time_ms + AHEAD_MAX_MS + 1)
+    request = ResetOffsetsRequest(consumer_group="g", topic="topic", store_time=when)
+    error = broker.refusal(CONSUMER + "ResetOffsets", request)
+    assert (error.reason, error.field_violations[0][0]) == ("INVALID_ARGUMENT", "store_time")
+    assert "say end" in str(error)
+    assert lags(broker, "g") == [(0, 4, 6, 6_000), (1, -1, 0, 0)]
+    when.FromMilliseconds(broker.clock.time_ms + AHEAD_MAX_MS)
+    reset(broker, store_time=when)
+    assert lags(broker, "g") == [(0, 10, 0, 0), (1, 0, 0, 0)], "clocks may differ"
 
 
 def test_a_clone_goes_on_where_the_other_group_is(broker: FakeBroker) -> None:

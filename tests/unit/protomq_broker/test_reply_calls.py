@@ -131,6 +131,19 @@ def test_a_caller_that_leaves_is_gone_at_once() -> None:
     assert made.caller_count(T) == 0
 
 
+def test_a_caller_that_leaves_while_the_broker_settles_is_gone_at_once() -> None:
+    made = calls(callers_max=2)
+    for caller in ("seen", "not seen", "one more"):  # of these no two are there at a time
+        if caller != "not seen":
+            made.wait(caller, "held", 0)
+        made.wait(caller, "bye", 1, is_held=False, leaves=True)
+        assert made.reply(caller, b"1", "reply 1", 2) == [Refused("reply 1", caller, was_given=False)]
+    made.wait("seen", "bye", 3, is_held=False, leaves=True)
+    assert made.reply("unknown", b"2", "reply 2", 3) == []
+    assert made.wait("one more", "held again", 4) == []
+    assert made.reply("one more", b"3", "reply 3", 4) == [Given("held again", [WaitingReply(2, b"3")])]
+
+
 def test_what_waits_is_bounded() -> None:
     made = calls(callers_max=2, replies_max=2, size_max_bytes=3 * REPLY_OVERHEAD_BYTES + 30)
     for caller_id in ("a", "b"):

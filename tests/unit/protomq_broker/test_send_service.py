@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,10 +10,10 @@ import pytest
 
 from protomq.v1 import send_service_pb2
 from protomq.v1.admin_service_pb2 import DeleteTopicRequest
-from protomq.v1.record_pb2 import Record
+from protomq.v1.record_pb2 import Attributes, Record
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
-from protomq.wire.hashing import crc32c
-from protomq.wire.record import RecordTemplate
+from protomq.wire.hashing import crc32c, sharded_index
+from protomq.wire.record import RecordTemplate, encode_front
 from protomq_broker.config import BrokerConfig
 from protomq_broker.send_service import SendService
 from protomq_broker.store.config import StoreConfig
@@ -401,6 +401,95 @@ def test_queues_are_taken_in_turn_where_none_is_named() -> None:
     broker = FakeBroker()
     request = SendRequest(topic="topic", records=[Record(body=b"x")])
     assert [broker.call(SEND, request).response().queue_id for _ in range(4)] == [0, 1, 0, 1]
+
+
+def keyed(*keys: str, **fields: Any) -> SendRequest:
+    """A request that names no queue, of a message for each key; an empty one is none."""
+    records = [Record(body=b"x", attributes=Attributes(sharding_key=key)) for key in keys]
+    return SendRequest(**{"topic": "topic", "records": records, **fields})
+
+
+def whole(*keys: str, first_sequence: int = 0, **fields: Any) -> SendRequest:
+    """The same, as a fast client writes it: whole records with their sizes."""
+    request = SendRequest(**{"topic": "topic", **fields})
+    template = RecordTemplate(request.topic, 7, 0)
+    for index, key in enumerate(keys):
+        octets = template.encode(b"x", first_sequence + index, 5, sharding_key=key, front=encode_front(sharding_key=key))
+        request.records.append(Record.FromString(octets))
+        request.record_sizes.append(len(octets))
+    return request
+
+
+KEYS = [f"order-{number}" for number in range(40)]
+
+
+@pytest.mark.parametrize("fields", [{}, {"delay_ms": 1_000}, {"topic": "new"}], ids=["now", "delayed", "new topic"])
+def test_where_no_queue_is_named_the_sharding_key_chooses_it_as_in_the_sdk(fields: dict[str, Any]) -> None:
+    broker = make_broker(default_queues=8)
+    broker.store.topics.put([TopicConfig("topic", write_queues=8, read_queues=8)])
+    sequence = 0
+    for key in KEYS:
+        for count in (1, 2, 30):
+            requests = [keyed(*[key] * count, **fields), whole(*[key] * count, first_sequence=sequence, **fields)]
+            sequence += count
+            answers = broker.send(*requests)
+            assert [(answer.queue_id, answer.repeated_send) for answer in answers] == [(sharded_index(key, 8), False)] * 2
+
+
+def test_a_half_message_goes_to_the_queue_of_its_sharding_key() -> None:
+    broker = FakeBroker()
+    broker.store.topics.put([TopicConfig("topic", write_queues=8, read_queues=8)])
+    for sequence, key in enumerate(KEYS):
+        request = keyed(key, half=True)
+        request.records[0].producer_id, request.records[0].sequence = 7, sequence
+        assert broker.call(SEND, request).response().queue_id == sharded_index(key, 8)
+
+
+def test_messages_without_a_sharding_key_go_along_with_those_of_one() -> None:
+    broker = make_broker()
+    broker.store.topics.put([TopicConfig("topic", write_queues=8, read_queues=8)])
+    for keys in (("a", ""), ("", "a"), ("", "a", "") * 10):
+        assert broker.send(keyed(*keys))[0].queue_id == sharded_index("a", 8)
+
+
+@pytest.mark.parametrize("write", [keyed, whole])
+def test_different_sharding_keys_without_a_queue_are_refused(write: Callable[..., SendRequest]) -> None:
+    broker = make_broker()
+    request = write("a", "", "b")
+    outcome = broker.send(request)[0]
+    assert (reason(outcome), outcome.field_violations[0][0]) == ("INVALID_ARGUMENT", "queue_id")
+    assert read_all(broker.store) == []
+    request.queue_id = 0
+    assert broker.send(request)[0].record_count == 3
+
+
+def test_the_queue_that_is_named_goes_before_the_sharding_key() -> None:
+    broker = make_broker()
+    broker.store.topics.put([TopicConfig("topic", write_queues=8, read_queues=8)])
+    for queue_id in range(8):
+        assert broker.send(keyed("a", queue_id=queue_id))[0].queue_id == queue_id
+
+
+def test_a_repeated_send_is_answered_with_the_queue_that_its_sharding_key_had_then() -> None:
+    broker = make_broker()
+    key = next(key for key in KEYS if sharded_index(key, 16) != sharded_index(key, 8))
+    broker.store.topics.put([TopicConfig("topic", write_queues=8, read_queues=8)])
+    request = whole(key)
+    first, together = broker.send(request, request)
+    broker.store.topics.put([TopicConfig("topic", write_queues=16, read_queues=16)])
+    again = broker.send(request)[0]
+    assert [answer.queue_id for answer in (first, together, again)] == [sharded_index(key, 8)] * 3
+    assert [answer.repeated_send for answer in (first, together, again)] == [False, True, True]
+
+
+def test_sharding_keys_take_no_turn_from_messages_without_one() -> None:
+    broker = make_broker()
+    broker.store.topics.put([TopicConfig("topic", write_queues=4, read_queues=4)])
+    plain = SendRequest(topic="topic", records=[Record(body=b"x")])
+    queue_ids = []
+    for _ in range(4):
+        queue_ids += [answer.queue_id for answer in broker.send(plain, keyed("a"))[:1]]
+    assert queue_ids == [0, 1, 2, 3]
 
 
 def test_sends_of_one_turn_are_one_append() -> None:

@@ -41,7 +41,7 @@ def sends(kind: TopicType.ValueType) -> Sequence[SendRequest]:
         return [SendRequest(records=[record()]), SendRequest(records=[record(), record()])]
     if kind == FIFO:
         return [
-            SendRequest(records=[record(sharding_key=key) for key in keys])
+            SendRequest(records=[record(sharding_key=key) for key in keys], queue_id=0)
             for keys in ("a", "ab", [ZERO_CHECKSUM])
         ]
     if kind == DELAY:

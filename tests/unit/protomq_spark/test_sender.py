@@ -12,8 +12,8 @@ pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 import pyarrow as pa
 
 from protomq import MessageQueue, _routes
-from protomq._selectors import sharded_index
 from protomq.errors import BrokerMissingError, NoRouteError
+from protomq.wire.hashing import sharded_index
 from protomq_spark.cluster import Cluster
 from protomq_spark.options import ClientOptions, Subscription, parse_write_options
 from protomq_spark.sender import SEQUENCES_PER_BATCH, Identity, RowSender

@@ -40,7 +40,6 @@ from protomq._push_results import Failure
 from protomq._push_state import Run, Work, judge_in_order
 from protomq._push_work import Worker
 from protomq._seldom import SaidSeldom
-from protomq._selectors import sharded_index
 from protomq._send_back import DELAY_MAX_S, error_text
 from protomq._send_core import SendCore
 from protomq._transit import NO_OFFSET, MessageOrigin
@@ -48,6 +47,7 @@ from protomq._types import Body, MessageQueue
 from protomq.allocation import GroupMember
 from protomq.body_codecs import encode_body
 from protomq.errors import ConfigurationError, WrongTypeError
+from protomq.wire.hashing import sharded_index
 from protomq.wire.record import (
     FLAG_KIND_COPY,
     FLAG_TRANSIT,

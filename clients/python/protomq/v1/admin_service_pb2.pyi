@@ -486,7 +486,9 @@ class GetBrokerStatusResponse(_message.Message):
     healed_log_ranges: _builtins.int
     """Damaged parts of the log that were healed from a replica since the start."""
     delayed_messages: _builtins.int
-    """Messages that wait for their time: delayed ones, failed ones until their next delivery, open transactions until their next check."""
+    """Messages that wait for their time: delayed ones, and failed ones until their next delivery; the metric protomq_delayed_pending. Open
+    transactions do not count, even if they have a delay: TransactionService.ListTransactions has them.
+    """
     checkpoint_failure: _builtins.str
     """Why the store writes no checkpoint, so that its disk fills, and what helps; empty: it writes them."""
     @_builtins.property

@@ -156,8 +156,9 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGroup(self, request, context):
-        """DeleteGroup forgets all offsets that a consumer group has committed at this broker, and its settings. Its topics for retries and dead
-        letters stay: DeleteTopic deletes them. It is answered when a commit would be.
+        """DeleteGroup forgets all offsets that a consumer group has committed at this broker, and its settings. What it has popped is forgotten, too:
+        all its receipts are stale from then on. Its topics for retries and dead letters stay: DeleteTopic deletes them. It is answered when a
+        commit would be.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

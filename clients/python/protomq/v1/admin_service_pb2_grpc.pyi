@@ -54,8 +54,9 @@ class AdminServiceStub:
     ListGroups: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListGroupsRequest, _admin_service_pb2.ListGroupsResponse]
     """ListGroups lists the consumer groups that have committed or popped at this broker."""
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteGroupRequest, _admin_service_pb2.DeleteGroupResponse]
-    """DeleteGroup forgets all offsets that a consumer group has committed at this broker, and its settings. Its topics for retries and dead
-    letters stay: DeleteTopic deletes them. It is answered when a commit would be.
+    """DeleteGroup forgets all offsets that a consumer group has committed at this broker, and its settings. What it has popped is forgotten, too:
+    all its receipts are stale from then on. Its topics for retries and dead letters stay: DeleteTopic deletes them. It is answered when a
+    commit would be.
     """
 
 @_typing.type_check_only
@@ -84,8 +85,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListGroups: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListGroupsRequest, _admin_service_pb2.ListGroupsResponse]  # type: ignore[assignment]
     """ListGroups lists the consumer groups that have committed or popped at this broker."""
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteGroupRequest, _admin_service_pb2.DeleteGroupResponse]  # type: ignore[assignment]
-    """DeleteGroup forgets all offsets that a consumer group has committed at this broker, and its settings. Its topics for retries and dead
-    letters stay: DeleteTopic deletes them. It is answered when a commit would be.
+    """DeleteGroup forgets all offsets that a consumer group has committed at this broker, and its settings. What it has popped is forgotten, too:
+    all its receipts are stale from then on. Its topics for retries and dead letters stay: DeleteTopic deletes them. It is answered when a
+    commit would be.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -171,8 +173,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.DeleteGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.DeleteGroupResponse, _abc.Awaitable[_admin_service_pb2.DeleteGroupResponse]]:
-        """DeleteGroup forgets all offsets that a consumer group has committed at this broker, and its settings. Its topics for retries and dead
-        letters stay: DeleteTopic deletes them. It is answered when a commit would be.
+        """DeleteGroup forgets all offsets that a consumer group has committed at this broker, and its settings. What it has popped is forgotten, too:
+        all its receipts are stale from then on. Its topics for retries and dead letters stay: DeleteTopic deletes them. It is answered when a
+        commit would be.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -508,7 +508,7 @@ class ResetOffsetsRequest(_message.Message):
 
     @_builtins.property
     def store_time(self) -> _timestamp_pb2.Timestamp:
-        """The first message that was stored at this time or later."""
+        """The first message that was stored at this time or later. A time more than a minute ahead is INVALID_ARGUMENT: it would skip everything."""
 
     def __init__(
         self,

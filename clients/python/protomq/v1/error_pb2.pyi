@@ -140,7 +140,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     one was not left. The metadata hold broker_name.
     """
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 45
-    """CANCELLED: the caller has given up the call, which was held; over the remoting port only."""
+    """CANCELLED: the caller has given up the call, which was held: by a frame of the remoting port, or a pop by PopService.GiveUpPop, over either
+    transport.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -263,5 +265,7 @@ ERROR_REASON_ORDER_PENDING: ErrorReason.ValueType  # 44
 one was not left. The metadata hold broker_name.
 """
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 45
-"""CANCELLED: the caller has given up the call, which was held; over the remoting port only."""
+"""CANCELLED: the caller has given up the call, which was held: by a frame of the remoting port, or a pop by PopService.GiveUpPop, over either
+transport.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

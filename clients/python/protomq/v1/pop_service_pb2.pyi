@@ -104,8 +104,8 @@ class PopRequest(_message.Message):
     filter: _builtins.str
     """Only messages that match this, as in PullRequest. A message that does not match is skipped, for the whole group."""
     fifo: _builtins.bool
-    """Messages with the same sharding key come one after another: the next one is given when the one before is acknowledged or dead. Other groups
-    of messages go on.
+    """Messages of a queue with the same sharding key come one after another: the next one is given when the one before is acknowledged or dead.
+    Other groups of messages go on. Where a topic gets more or fewer queues, messages of one key may stand in two.
     """
     start: Global___PopStart.ValueType
     """Where a group begins that has never popped a queue, nor committed an offset in it."""

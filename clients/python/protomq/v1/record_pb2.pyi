@@ -318,7 +318,9 @@ class Attributes(_message.Message):
     BORN_HOST_FIELD_NUMBER: _builtins.int
     PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
     sharding_key: _builtins.str
-    """Messages with the same sharding key go to the same queue and keep their order."""
+    """Messages with the same sharding key go to the same queue and keep their order, as long as the topic has as many queues. The sender chooses
+    the queue, or the broker does (SendRequest.queue_id).
+    """
     born_host: _builtins.str
     """Host name or address of the producer, as the producer states it."""
     producer_group: _builtins.str

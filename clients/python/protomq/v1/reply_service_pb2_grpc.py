@@ -66,8 +66,8 @@ class ReplyServiceServicer(object):
 
     def Reply(self, request, context):
         """Reply hands a reply to a caller. It is answered once the caller says that it has it. A caller that is cut off is waited for, for 10 seconds
-        at most; so is one that is not known within 10 seconds of the start of the broker. Any other: CALLER_GONE. A reply that is said again
-        reaches its call once.
+        at most; so is one that is not known within 10 seconds of the start of the broker. Any other, and one that has left: CALLER_GONE. A reply
+        that is said again reaches its call once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

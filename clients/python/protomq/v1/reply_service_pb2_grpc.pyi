@@ -43,8 +43,8 @@ class ReplyServiceStub:
     """
     Reply: _grpc.UnaryUnaryMultiCallable[_reply_service_pb2.ReplyRequest, _reply_service_pb2.ReplyResponse]
     """Reply hands a reply to a caller. It is answered once the caller says that it has it. A caller that is cut off is waited for, for 10 seconds
-    at most; so is one that is not known within 10 seconds of the start of the broker. Any other: CALLER_GONE. A reply that is said again
-    reaches its call once.
+    at most; so is one that is not known within 10 seconds of the start of the broker. Any other, and one that has left: CALLER_GONE. A reply
+    that is said again reaches its call once.
     """
 
 @_typing.type_check_only
@@ -62,8 +62,8 @@ class ReplyServiceAsyncStub(ReplyServiceStub):
     """
     Reply: _aio.UnaryUnaryMultiCallable[_reply_service_pb2.ReplyRequest, _reply_service_pb2.ReplyResponse]  # type: ignore[assignment]
     """Reply hands a reply to a caller. It is answered once the caller says that it has it. A caller that is cut off is waited for, for 10 seconds
-    at most; so is one that is not known within 10 seconds of the start of the broker. Any other: CALLER_GONE. A reply that is said again
-    reaches its call once.
+    at most; so is one that is not known within 10 seconds of the start of the broker. Any other, and one that has left: CALLER_GONE. A reply
+    that is said again reaches its call once.
     """
 
 class ReplyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -90,8 +90,8 @@ class ReplyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_reply_service_pb2.ReplyResponse, _abc.Awaitable[_reply_service_pb2.ReplyResponse]]:
         """Reply hands a reply to a caller. It is answered once the caller says that it has it. A caller that is cut off is waited for, for 10 seconds
-        at most; so is one that is not known within 10 seconds of the start of the broker. Any other: CALLER_GONE. A reply that is said again
-        reaches its call once.
+        at most; so is one that is not known within 10 seconds of the start of the broker. Any other, and one that has left: CALLER_GONE. A reply
+        that is said again reaches its call once.
         """
 
 def add_ReplyServiceServicer_to_server(servicer: ReplyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -74,7 +74,9 @@ class SendRequest(_message.Message):
     topic: _builtins.str
     """The topic of all of them; created on the first send where the broker allows it."""
     queue_id: _builtins.int
-    """The queue, from 0; if absent, the broker takes the queues in turn."""
+    """The queue, from 0. If absent, the broker chooses: by the sharding key, as docs/wire.md says (Hashes), over its own write queues; without a
+    key in turn. Then the messages of a request have one key, and those without one go along; different keys are INVALID_ARGUMENT.
+    """
     wait_store_ok: _builtins.bool
     """Whether the answer waits until the messages are stored as the broker promises: on stable storage under SYNC_FLUSH, at as many replicas
     as a master waits for (RocketMQ: WAIT). Absent: true. If false, SEND_OK says that the master has written them to its log, and that as many
@@ -156,7 +158,7 @@ class SendResponse(_message.Message):
     status: Global___SendStatus.ValueType
     """What the broker promises."""
     queue_id: _builtins.int
-    """The queue in which they stand."""
+    """The queue in which they stand. Of a repeated send: that of the first time, though another one were chosen now."""
     queue_offset: _builtins.int
     """Queue offset of the first; those of the others follow one by one."""
     record_count: _builtins.int

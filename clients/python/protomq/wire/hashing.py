@@ -48,6 +48,11 @@ def tag_code_of(tag: str) -> int:
     return hash63(tag.encode()) if tag else 0
 
 
+def sharded_index(sharding_key: str, queue_count: int) -> int:
+    """Index of the queue for a sharding key; the same in every process and language."""
+    return hash63(sharding_key.encode()) % queue_count
+
+
 def sharding_hash_of(sharding_key: str) -> int:
     """CRC-32C of a sharding key: 0 for none, and so 1 where the CRC-32C of a key is 0."""
     return crc32c(sharding_key.encode()) or 1 if sharding_key else 0

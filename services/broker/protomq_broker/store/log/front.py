@@ -48,6 +48,11 @@ def producer_groups_of(data: bytes | bytearray) -> set[str]:
     return set(_MergedBatch.FromString(cast(bytes, data)).records.attributes.producer_group)
 
 
+def sharding_keys_of(data: bytes | bytearray) -> set[str]:
+    """The sharding keys that the records in `data`, which hold, have."""
+    return set(filter(None, _MergedBatch.FromString(cast(bytes, data)).records.attributes.sharding_key))
+
+
 def is_plain(rest: bytes | bytearray, has_key: bool, has_tag: bool) -> bool:
     """Whether `rest`, as of `front_of`, is the key and the tag whose codes the trailer has, short and in ASCII. Then it holds, and so do
     its names. Most messages are told by this, without a parser.

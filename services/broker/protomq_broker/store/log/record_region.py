@@ -177,6 +177,17 @@ def set_kind(region: RecordRegion, kind: int) -> None:
     region.flags |= kind
 
 
+def sharding_hashes_of(region: RecordRegion) -> NDArray[np.uint32]:
+    """Of each record; 0 of those without a sharding key."""
+    data = region.data
+    if region.starts is None:
+        return windows(data, U32)[[len(data) + layout.SHARDING_HASH_AT]]
+    if stride := region.stride:
+        return column(data, U32, stride + layout.SHARDING_HASH_AT, stride, region.count)
+    assert region.sizes is not None
+    return windows(data, U32)[region.starts + region.sizes + layout.SHARDING_HASH_AT]
+
+
 def stamp_due_time(region: RecordRegion, due_time_ms: int) -> None:
     """Writes one due time into all records, which have room for it: their flags say so."""
     assert region.flags == layout.FLAG_DUE_TIME
