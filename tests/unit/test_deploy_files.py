@@ -48,6 +48,12 @@ def test_a_service_of_the_compose_file_is_configured_and_probed_where_it_listens
     assert service["hostname"] == name
 
 
+def test_what_the_compose_file_reads_from_the_environment_may_be_exported() -> None:
+    names = set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose/compose.yaml").read_text()))
+    assert names == {"PROTOMQ_IMAGE"}
+    check_environment(dict.fromkeys(names, "registry.example.com/protomq:2"))
+
+
 def test_brokers_of_the_compose_file_find_what_they_need() -> None:
     brokers = [config for config in map(settings_of, SERVERS.values()) if isinstance(config, BrokerConfig)]
     names = set(COMPOSE["services"])
