@@ -328,7 +328,7 @@ class HaService:
         return self.verdict.in_sync_count - self.standing.late
 
     def _shortage(self) -> str:
-        """Says why sends are refused: too few copies are in sync, or a lead that was given by etcd is not there yet, or not any more."""
+        """Says why sends are refused: too few copies are in sync, or this broker does not lead now."""
         if not self.verdict.refuses:
             return ""
         count, wanted = self.verdict.in_sync_count, self._config.min_in_sync_replicas
