@@ -96,6 +96,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build/demo-failover", metavar="DIR")
     arguments = parser.parse_args()
     count = arguments.count or FLIGHT_COUNT
+    # As Ctrl-C does: the cluster is ended, too, which runs in a session of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     shutil.rmtree(arguments.folder, ignore_errors=True)
     check = RoundTripCheck()
     try:

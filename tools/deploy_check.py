@@ -58,10 +58,16 @@ WRONG_VALUES = {
     "set etcd.endpoints": ("broker.replicas=3",),
     "replica": ("etcd.endpoints={http://etcd:2379}", "broker.replica=3"),
     "every send would be refused": ("etcd.endpoints={http://etcd:2379}", "broker.minInSyncReplicas=4"),
+    "no broker would start": ("etcd.endpoints={http://etcd:2379}", "broker.minInSyncReplicas=3"),
+    "set etcd.endpoints.": ("broker.replicas=1", "broker.config.etcd.endpoints={http://etcd:2379}"),
     "broker.names.0": ("broker.replicas=1", "broker.names={namesrv}"),
+    "broker.names.1": ("broker.replicas=1", "broker.names={broker-a,namesrv-pods}"),
     "etcd.endpoints.0": ("etcd.endpoints={http://etcd:2379/v3}",),
+    "etcd.endpoints.1": ("etcd.endpoints={http://etcd:2379,http://:2379}",),
+    "broker.metricsPort": ("broker.replicas=1", "broker.metricsPort=10911"),
+    "clusterDomain": ("broker.replicas=1", "clusterDomain=cluster.local;"),
 }
-"""By what helm says of them."""
+"""By what helm says of them. Each of them would end a broker with exit code 2, or two objects would have one name."""
 
 
 class Failure(Exception):

@@ -142,7 +142,7 @@ def translate(error: BaseException) -> CliError | None:
     if module.startswith(("protomq_broker.store", "protomq_runtime.", "protomq_namesrv.")):
         name = type(error).__name__
         code = ExitCode.FAILURE
-        if name in ("StoreLockedError", "StoreSettingsError", "NotAStoreError", "WrongFolderError", "LogBehindError"):
+        if name in ("StoreLockedError", "StoreInUseError", "StoreSettingsError", "NotAStoreError", "WrongFolderError", "LogBehindError"):
             code = ExitCode.REFUSED
         elif name == "UnknownHostError":
             code = ExitCode.USAGE

@@ -16,7 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from protomq import Admin, ConsumerGroup, Permission, TopicConfig
 
 LOOK_INTERVAL_S: Final = 1.0
+Closed = tuple[str, int]
+"""Name and incarnation of a topic that is closed: a new one of the same name is another."""
 _COLUMNS: Final = (
     "broker",
     "closed_topics",
@@ -56,6 +58,7 @@ class Rest:
         replica_lag_bytes: of its log, that its slowest slave has not.
         unread: messages there, by topic, that no group has read, without replayed dead letters.
         silent_slaves: those registered that do not answer, as `name/id`. What they lack is not known.
+        open_topics: those that were made since it looked.
     """
 
     behind: dict[str, int] = field(default_factory=dict)
@@ -64,6 +67,7 @@ class Rest:
     replica_lag_bytes: int = 0
     unread: dict[str, int] = field(default_factory=dict)
     silent_slaves: tuple[str, ...] = ()
+    open_topics: tuple[str, ...] = ()
 
     @property
     def is_nothing(self) -> bool:
@@ -80,6 +84,7 @@ class Rest:
         if self.replica_lag_bytes:
             parts.append(f"its slave lacks {self.replica_lag_bytes} bytes")
         parts += [f"its slave {slave} does not answer" for slave in self.silent_slaves]
+        parts += [f"topic {topic} was made meanwhile" for topic in self.open_topics]
         return ", ".join(parts)
 
 
@@ -121,6 +126,7 @@ def drain(
             )
             return
         closed = 0
+        known: set[Closed] = set()
         missing = Missing()
         asked = admin
 
@@ -129,7 +135,7 @@ def drain(
             # `admin` does not ask silent brokers again for a while. If this look fails, the next one asks whoever leads by then.
             admin_now, asked = asked, fresh
             # Each time: topics that are created meanwhile are open.
-            closed = close(admin_now, broker)
+            closed = close(admin_now, broker, known)
             rest = rest_of(admin_now, broker, missing)
             if not rest.silent_slaves:
                 asked = admin
@@ -137,7 +143,8 @@ def drain(
 
         def look_again(rest: Rest) -> Rest:
             # They may be back.
-            return rest_of(fresh, broker, missing) if missing.reasons() else rest
+            rest = rest_of(fresh, broker, missing) if missing.reasons() else rest
+            return replace(rest, open_topics=still_open(fresh, broker, known)) if rest.is_nothing else rest
 
         is_known = any(one.broker_name == broker for one in admin.cluster_info())
         rest = wait_until_drained(look, wait, lambda text: _say(broker, text), look_again=look_again, is_known=is_known)
@@ -153,16 +160,40 @@ def drain(
     sys.stderr.write(f"{broker} may be removed: stop it, then `protomq cluster forget {broker}`\n")
 
 
-def close(admin: Admin, broker: str) -> int:
-    """No topic of the broker takes messages; how many topics it has. Each notes the permission that it had."""
+def close(admin: Admin, broker: str, known: set[Closed]) -> int:
+    """No topic of the broker takes messages; how many topics it has. Each notes the permission that it had.
+
+    `known`: gets those that are closed. Raises CliError if one of those is open again.
+    """
     from protomq import Permission
 
     closed = {Permission.READ_WRITE: Permission.READ, Permission.WRITE: Permission.NONE}
     topics = _topics_of(admin, broker)
-    for topic in topics:
-        if topic.permission in closed:
-            _permit(admin, broker, topic, closed[topic.permission], closed_from=topic.permission)
+    opened = _open_topics(broker, topics, known)
+    for topic in opened:
+        _permit(admin, broker, topic, closed[topic.permission], closed_from=topic.permission)
+    known.update((topic.name, topic.incarnation) for topic in topics)
     return len(topics)
+
+
+def still_open(admin: Admin, broker: str, known: set[Closed]) -> tuple[str, ...]:
+    """Topics of the broker that take messages since they were made. Raises CliError if one that was closed is open again."""
+    return tuple(topic.name for topic in _open_topics(broker, _topics_of(admin, broker), known))
+
+
+def _open_topics(broker: str, topics: list[TopicConfig], known: set[Closed]) -> list[TopicConfig]:
+    from protomq import Permission
+
+    opened = [topic for topic in topics if topic.permission in (Permission.READ_WRITE, Permission.WRITE)]
+    again = [topic.name for topic in opened if (topic.name, topic.incarnation) in known]
+    if again:
+        raise CliError(
+            ExitCode.REFUSED,
+            "OPENED_AGAIN",
+            f"{', '.join(again)} at {broker} was closed, and somebody has opened it meanwhile (`--undo`, or `topic create -u`). This drain"
+            " leaves that as it is: run it again if the broker is to be removed",
+        )
+    return opened
 
 
 def reopen(admin: Admin, broker: str) -> int:

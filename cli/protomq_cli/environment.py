@@ -24,6 +24,8 @@ SHARD_VARIABLE: Final = "PROTOMQ_SHARD"
 WORKER_PROCESS_VARIABLE: Final = "PROTOMQ_WORKER_PROCESS"
 """Number of the process, in the environment of those of `worker`: the SDK reads it."""
 OF_COMMANDS: Final = (NAMESRV_VARIABLE, CONFIG_VARIABLE, SHARD_VARIABLE, WORKER_PROCESS_VARIABLE)
+OF_COMPOSE: Final = "PROTOMQ_IMAGE"
+"""The image of deploy/compose/compose.yaml: whoever exports it for docker compose uses commands in the same shell."""
 OF_TESTS: Final = "PROTOMQ_CHAOS_"
 _OF_CONTAINERS: Final = re.compile(
     r"PROTOMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)"
@@ -36,7 +38,7 @@ def check_environment(environment: Mapping[str, str] = os.environ) -> None:
         name
         for name, value in environment.items()
         if name.upper().startswith(PREFIX)
-        and name not in OF_COMMANDS
+        and name not in (*OF_COMMANDS, OF_COMPOSE)
         and not name.startswith(OF_TESTS)
         and not _is_of_containers(name, value)
     ]

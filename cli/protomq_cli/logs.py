@@ -131,6 +131,8 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
             FindingKind.REPAIRED: "what a repair has taken out",
         }
         found = " and ".join(note for kind, note in notes.items() if kind in kinds)
+        if (manifest := read_manifest(store)) is not None and not manifest.end.position:
+            found = "a backup that holds nothing yet, which `protomq restore` refuses:"
         sys.stderr.write(f"{store}: {found} only\n" if found else f"{store}: all is well\n")
         return
     number = "1 finding" if len(findings) == 1 else f"{len(findings)} findings"

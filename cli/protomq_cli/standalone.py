@@ -11,7 +11,7 @@ from pathlib import Path
 
 from protomq_broker.broker_process import BrokerProcess, metrics_words
 from protomq_broker.config import BrokerConfig
-from protomq_broker.failed_opens import full_disk_named
+from protomq_broker.failed_opens import start_named
 from protomq_broker.name_server_connections import NameServer
 from protomq_namesrv.config import NamesrvConfig
 from protomq_namesrv.direct_connection import DirectConnection
@@ -68,7 +68,7 @@ def run_standalone(
     def connect(client_id: str) -> DirectConnection:
         return DirectConnection(routes, namesrv.liveness, namesrv.limits, clock)
 
-    with full_disk_named(config.data_dir):
+    with start_named(config.data_dir):
         process = BrokerProcess(
             config, clock=clock, table=table, name_servers=[NameServer("this process", connect)]
         )

@@ -135,6 +135,7 @@ def test_a_broker_under_load_is_backed_up_and_restored_elsewhere(tmp_path: Path)
             "--store",
             broker.folder,
         )
+        assert refused("backup", tmp_path / "none", "--store", broker.folder) == (6, "STORE_IN_USE")
         assert linked["linked_bytes"] > 0
         assert linked["end_position"] == second["end_position"]
         assert bodies(broker) == acknowledged

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -193,3 +194,23 @@ def test_a_master_killed_on_the_way_costs_no_flight(flights: Path, tmp_path: Pat
     assert killed.rpartition(" ")[2] not in leads
     assert count == "sent 3,000, received 3,000: each once, in order"
     assert re.match(r"time without service: \d+\.\d\d s ", without_service)
+
+
+def test_a_demo_that_is_ended_by_sigterm_ends_its_cluster(flights: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    command = [sys.executable, str(ROOT / "tools/demo_failover.py"), "--flights", str(flights), "--folder", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline().startswith("4 brokers in sync")
+        pids = {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if runs_in(pid, folder)}
+        assert len(pids) >= 7, "etcd, two name servers, four brokers"
+        demo.terminate()
+        assert demo.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert not [pid for pid in pids if runs_in(pid, folder)]
+
+
+def runs_in(pid: int, folder: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()
+    except OSError:
+        return False

@@ -48,6 +48,12 @@ def test_a_service_of_the_compose_file_is_configured_and_probed_where_it_listens
     assert service["hostname"] == name
 
 
+def test_what_the_compose_file_reads_from_the_environment_may_be_exported() -> None:
+    names = set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose/compose.yaml").read_text()))
+    assert names == {"PROTOMQ_IMAGE"}
+    check_environment(dict.fromkeys(names, "registry.example.com/protomq:2"))
+
+
 def test_brokers_of_the_compose_file_find_what_they_need() -> None:
     brokers = [config for config in map(settings_of, SERVERS.values()) if isinstance(config, BrokerConfig)]
     names = set(COMPOSE["services"])
@@ -108,6 +114,24 @@ def test_the_chart_refuses_unknown_values_and_knows_all_of_its_own() -> None:
                 compare(value, schema["properties"][key], f"{path}.{key}")
 
     compare(values, schema, "")
+
+
+def test_no_broker_of_the_chart_has_the_name_of_an_object_of_the_name_servers() -> None:
+    chart = DEPLOY / "helm/protomq"
+    schema = json.loads((chart / "values.schema.json").read_text())
+    refused = schema["properties"]["broker"]["properties"]["names"]["items"]["not"]["enum"]
+    names = re.findall(r"^  name: {{ \$full }}-(\S+)$", (chart / "templates/namesrv.yaml").read_text(), re.MULTILINE)
+    assert set(names) == set(refused)
+
+
+@pytest.mark.parametrize("path", ["worker.yaml", "keda/scaler.yaml"])
+def test_clients_name_the_service_of_the_release_that_the_page_installs(path: str) -> None:
+    (release,) = set(re.findall(r"helm install (\S+) ", (DEPLOY / "README.md").read_text()))
+    chart = yaml.safe_load((DEPLOY / "helm/protomq/Chart.yaml").read_text())["name"]
+    full_name = release if chart in release else f"{release}-{chart}"  # "protomq.fullname"
+    (deployment, *_) = yaml.safe_load_all((DEPLOY / path).read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert {"name": "PROTOMQ_NAMESRV_ADDR", "value": f"{full_name}-namesrv:9876"} in container["env"]
 
 
 def test_the_image_runs_the_command_line_and_the_grace_periods_agree() -> None:

@@ -3,7 +3,7 @@
     config/confirmed.json    {"position": n}: the log is confirmed up to there, as the master said, or as this broker knew while it led
 
 A confirmed position stays confirmed. If the file is old or missing, readers see less until the master sends a later position. A truncation
-of the log below the position removes the file, like a snapshot of a state. If a power cut has removed the end of the log, a start writes
+of the log below the position removes the file; any other keeps it. If a power cut has removed the end of the log, a start writes
 the lower position before anything is appended. Without the file a slave follows a master even if that has nothing of its log, unless it has
 led. With it, it follows no elected master whose log is not of its own past, however little the file says.
 """
@@ -13,17 +13,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from .store.files.side_files import SideFileDamagedError, read_json_file, write_json_file
+from .store.files.side_files import (
+    CONFIRMED_NAME,
+    SideFileDamagedError,
+    read_json_file,
+    write_json_file,
+)
 
 if TYPE_CHECKING:
     from .store.files.disk import Disk
 
 log = logging.getLogger("protomq.broker")
-
-CONFIRMED_NAME: Final = "config/confirmed.json"
-
 
 class ConfirmedFile:
     """One thread."""

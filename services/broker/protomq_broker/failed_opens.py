@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from .store.errors import StoreSettingsError
 from .store.log.commit_log import DISK_FULL_ERRNOS
 
 log = logging.getLogger("protomq.broker")
@@ -25,6 +26,21 @@ def full_disk_named(folder: Path) -> Iterator[None]:
         if error.errno not in DISK_FULL_ERRNOS or error.filename is not None:
             raise
         raise OSError(error.errno, error.strerror, str(folder)) from error
+
+
+@contextmanager
+def start_named(data_dir: Path) -> Iterator[None]:
+    """Around a start: as `full_disk_named`, and StoreSettingsError for a folder that stands where a file of the store belongs."""
+    try:
+        with full_disk_named(data_dir):
+            yield
+    except IsADirectoryError as error:
+        if not isinstance(error.filename, str) or not Path(error.filename).is_relative_to(data_dir):
+            raise
+        raise StoreSettingsError(
+            f"{error.filename} is a folder, and a file of the store belongs there: move the folder away. Bring the file back from a copy "
+            "if there is one; a start makes again what the log tells"
+        ) from error
 
 
 class FailedOpens:

@@ -328,10 +328,12 @@ class HaService:
         return self.verdict.in_sync_count - self.standing.late
 
     def _shortage(self) -> str:
-        """Says why sends are refused, if too few copies are in sync."""
+        """Says why sends are refused: too few copies are in sync, or this broker does not lead now."""
         if not self.verdict.refuses:
             return ""
         count, wanted = self.verdict.in_sync_count, self._config.min_in_sync_replicas
+        if count >= wanted:
+            return "this broker does not lead yet, or not any more: it takes no messages"
         return f"{count} copies are in sync, and min_in_sync_replicas is {wanted}: no messages are taken until slaves are back"
 
     @tells_store_errors

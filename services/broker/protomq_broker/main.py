@@ -11,14 +11,14 @@ from protomq_runtime.lifecycle import run_until_signal
 
 from .broker_process import BrokerProcess, metrics_words
 from .config import BrokerConfig
-from .failed_opens import full_disk_named
+from .failed_opens import start_named
 from .reopened_broker import ReopenedBroker
 
 
 def run_broker(config_file: Path | None, flags: Mapping[str, object] | None = None) -> int:
     """Runs a broker until a signal ends it, and returns the exit code. Raises ConfigError and what the start raises."""
     config = load_config(BrokerConfig, config_file, flags=flags)
-    with full_disk_named(config.data_dir):
+    with start_named(config.data_dir):
         if config.etcd.endpoints:
             # httpx takes 0.1 s to import. Brokers without an election need not wait for it.
             from .elected_broker import ElectedBroker

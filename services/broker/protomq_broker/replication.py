@@ -197,7 +197,10 @@ class Replication:
     def _outcome(self, verdict: Verdict) -> str:
         """Says what becomes of sends."""
         if verdict.refuses:
-            return f"refused, since min_in_sync_replicas is {self._config.ha.min_in_sync_replicas}"
+            wanted = self._config.ha.min_in_sync_replicas
+            if verdict.in_sync_count >= wanted:
+                return "refused, since this broker does not lead yet, or not any more"
+            return f"refused, since min_in_sync_replicas is {wanted}"
         return "answered SLAVE_NOT_AVAILABLE" if verdict.is_short else _WELL
 
     def _shortage(self, verdict: Verdict) -> ServiceError:

@@ -122,6 +122,18 @@ def test_the_status_says_that_too_few_copies_are_in_sync_for_sends(copies_min: i
     assert service.get_ha_status(ha.GetHaStatusRequest(), None).problem == problem  # type: ignore[arg-type]
 
 
+def test_the_status_of_a_broker_that_gives_up_its_lead_does_not_speak_of_too_few_copies() -> None:
+    view = LeadershipView("1", "HANDING_OVER", 1, "1", ("1", "2"), ())
+    leadership = SimpleNamespace(view=lambda: view, report=lambda end, reports: Standing(2, 0, False, alone=False))
+    config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
+    service = HaService(
+        open_store(SimDisk()), config, ManualClock(), "b", lambda: 7, lambda verdict: None, leadership=leadership,  # type: ignore[arg-type]
+    )  # fmt: skip
+    service._judge()
+    status = service.get_ha_status(ha.GetHaStatusRequest(), None)  # type: ignore[arg-type]
+    assert status.problem == "this broker does not lead yet, or not any more: it takes no messages"
+
+
 def test_the_status_of_an_elected_master_counts_no_member_of_its_set_that_does_not_keep_up() -> None:
     view = LeadershipView("1", "LEADING", 1, "1", ("1", "2", "3"), (), late=("2",), etcd_problem="etcd has not answered")
     leadership = SimpleNamespace(view=lambda: view, report=lambda end, reports: Standing(3, 0, True, alone=False, late=1))

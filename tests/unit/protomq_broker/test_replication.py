@@ -109,6 +109,19 @@ def test_the_log_says_what_becomes_of_sends_and_says_it_once(caplog: pytest.LogC
     ]
 
 
+@pytest.mark.parametrize("in_sync_count", [1, 2])
+def test_who_refuses_sends_with_enough_copies_in_sync_says_that_it_does_not_lead(
+    in_sync_count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So it is while the lead changes: those copies are not too few."""
+    master = Master()
+    caplog.clear()
+    master.note(FEWER._replace(in_sync_count=in_sync_count, refuses=True))
+    master.run_send_lane()
+    (said,) = [record.message for record in caplog.records if "sends are" in record.message]
+    assert said == f"{in_sync_count} of 2 copies are in sync: sends are refused, since this broker does not lead yet, or not any more"
+
+
 @pytest.mark.parametrize("master", ["", "127.0.0.1:9999"])
 def test_a_master_that_is_given_a_master_says_that_it_follows_nobody(master: str, caplog: pytest.LogCaptureFixture) -> None:
     Master(ha=HaConfig(master=master))

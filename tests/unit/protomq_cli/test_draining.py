@@ -37,6 +37,7 @@ class FakeAdmin:
         """`permissions`: of each broker's topics."""
         self.permissions = permissions
         self.closed_from: dict[tuple[str, str], Permission] = {}
+        self.incarnations: dict[str, int] = {}
         self.lags: dict[tuple[str, str], int] = {}
         self.transactions: list[str] = []
         self.replica_lag_bytes = 0
@@ -58,6 +59,7 @@ class FakeAdmin:
             name: [
                 SimpleNamespace(
                     name=topic,
+                    incarnation=self.incarnations.get(topic, 1),
                     permission=permission,
                     write_queues=4,
                     read_queues=6,
@@ -140,7 +142,9 @@ R, W, RW, NONE = Permission.READ, Permission.WRITE, Permission.READ_WRITE, Permi
 
 def test_all_topics_of_the_broker_are_closed_and_those_of_others_are_not() -> None:
     admin: Any = FakeAdmin(a={"t": RW, "w": W, "r": R, "%RETRY%g": RW}, b={"t": RW})
-    assert close(admin, "a") == 3
+    known: set[draining.Closed] = set()
+    assert close(admin, "a", known) == 3
+    assert known == {("t", 1), ("w", 1), ("r", 1)}
     assert admin.permissions == {"a": {"t": R, "w": NONE, "r": R, "%RETRY%g": RW}, "b": {"t": RW}}
 
 
@@ -148,7 +152,7 @@ def test_undo_gives_each_topic_the_permission_of_before() -> None:
     before = {"t": RW, "w": W, "archive": R, "none": NONE, "TRANS_CHECK_MAX_TIME_TOPIC": R}
     admin: Any = FakeAdmin(a=dict(before), b={"t": RW, "archive": RW})
     for _ in range(2):
-        close(admin, "a")
+        close(admin, "a", set())
     assert admin.permissions["a"] == before | {"t": R, "w": NONE}
     admin.permissions["a"]["later"] = RW
     assert reopen(admin, "a") == 2
@@ -234,6 +238,40 @@ def test_a_topic_that_is_created_while_it_waits_is_closed_too(
     draining.drain("a", output=OutputFormat.JSONL)
     assert admin.permissions == {"a": {"t": R, "new": R}}
     assert json.loads(capsys.readouterr().out)["closed_topics"] == 2
+
+
+@pytest.mark.parametrize("looks_before", [0, 1], ids=["at the end", "in between"])
+def test_a_topic_that_is_opened_again_beside_a_drain_ends_it(looks_before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may remove the broker then. The drain does not close it again: whoever opened it was told that it is open."""
+    admin: Any = FakeAdmin(a={"t": RW, "u": RW})
+    admin.transactions = ["half"] * looks_before
+    admin.meanwhile = [lambda: reopen(admin, "a") and admin.transactions.clear()]
+    monkeypatch.setattr(draining, "open_admin", lambda *_: nullcontext(admin))
+    monkeypatch.setattr(draining, "LOOK_INTERVAL_S", 0.0)
+    with pytest.raises(CliError, match="t, u at a was closed, and somebody has opened it meanwhile") as caught:
+        draining.drain("a", output=OutputFormat.JSONL)
+    assert (caught.value.exit_code, caught.value.reason) == (6, "OPENED_AGAIN")
+    assert admin.permissions == {"a": {"t": RW, "u": RW}}
+
+
+def test_a_topic_that_is_made_while_it_looks_for_the_last_time_is_closed_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one of a name that was closed, and deleted."""
+    admin: Any = FakeAdmin(a={"t": RW})
+
+    def make() -> None:
+        admin.permissions["a"].update(t=RW, new=RW)
+        admin.incarnations["t"] = 2
+
+    admin.meanwhile = [make]
+    monkeypatch.setattr(draining, "open_admin", lambda *_: nullcontext(admin))
+    monkeypatch.setattr(draining, "LOOK_INTERVAL_S", 0.0)
+    draining.drain("a", output=OutputFormat.JSONL)
+    assert admin.permissions == {"a": {"t": R, "new": R}}
+    told = capsys.readouterr()
+    assert told.err.splitlines()[0] == "a: topic t was made meanwhile, topic new was made meanwhile"
+    assert json.loads(told.out)["closed_topics"] == 2
 
 
 @pytest.mark.parametrize(("wait_s", "looks"), [(None, 4), (2.0, 3), (0.0, 1)])

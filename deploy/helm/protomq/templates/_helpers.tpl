@@ -65,4 +65,10 @@ capabilities:
 {{- if gt (int .Values.broker.minInSyncReplicas) (int .Values.broker.replicas) -}}
 {{- fail "broker.minInSyncReplicas is above broker.replicas: every send would be refused" -}}
 {{- end -}}
+{{- if gt (int .Values.broker.minInSyncReplicas) (int .Values.broker.inSyncReplicas) -}}
+{{- fail "broker.minInSyncReplicas is above broker.inSyncReplicas: no broker would start" -}}
+{{- end -}}
+{{- if dig "etcd" "endpoints" false .Values.broker.config -}}
+{{- fail "broker.config.etcd.endpoints is not the chart's to read: set etcd.endpoints" -}}
+{{- end -}}
 {{- end -}}

@@ -22,6 +22,7 @@ StoreError
     LogBehindError          the log to be copied lacks the end of what the backup has
     LogDivergedError        it has another past than the backup
     NoBackupError           there is none where one is to be read
+    StoreInUseError         a store is to be copied whose broker is running
     WrongFolderError        the folder that is to be written has something else
   HealingRefusedError       the bytes of a replica are not those that a damaged range had
 """
@@ -74,8 +75,12 @@ class CutError(BackupError):
     """A restore is to end where the backup has nothing, or does not tell everything."""
 
 
+class StoreInUseError(BackupError):
+    """The files of a store are to be copied whose broker is running."""
+
+
 class WrongFolderError(BackupError):
-    """The folder that is to be written has something else. Nothing there is changed."""
+    """The folder that is to be written, or whose files are to be linked, has something else. Nothing there is changed."""
 
 
 class HealingRefusedError(StoreError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from itertools import count
 
@@ -16,6 +17,7 @@ from protomq_broker.store.errors import (
     LogBehindError,
     LogDivergedError,
     NoBackupError,
+    StoreInUseError,
     StoreLockedError,
     StoreSettingsError,
     WrongFolderError,
@@ -268,16 +270,43 @@ def test_a_segment_of_another_store_is_not_linked() -> None:
     disk.make_folder("/x/commitlog")
     fd = disk.create(path)
     write_fully(disk, fd, bytes(SEGMENT), 0)
-    with pytest.raises(BackupError, match="does not hold"):
+    with pytest.raises(WrongFolderError, match=f"{path} is not of this broker's log, which has something else at position 0: --store"):
         back_up(LinkingSource(OpenStore(store), "/x"), "/b", disk=disk)
     assert not disk.exists("/b/commitlog/" + "0" * 20)
+
+
+def test_a_first_run_that_failed_leaves_nothing_that_looks_like_a_backup() -> None:
+    store, other = leader(), leader(2)
+    other.close()
+    disk = SimDisk()
+    back_up(FolderSource("/s", disk=disk_of(other)), "/known", disk=disk)
+    disk.flip_bit("/known/commitlog/" + "0" * 20, 8)
+    with pytest.raises(BackupError, match="is damaged at position 0"):
+        back_up(FolderSource("/known", disk=disk), "/b", disk=disk)
+    assert read_manifest("/b", disk=disk) is None
+    with pytest.raises(StoreSettingsError, match="not a store"):
+        verify("/b", disk=disk)
+    with pytest.raises(NoBackupError, match=r"backup\.json is missing"):
+        restore("/b", "/r", disk=disk)
+    back_up(OpenStore(store), "/b", disk=disk)
+    restore("/b", "/r", disk=disk)
+    assert contents(open_at(disk, "/r")) == contents(store)
+
+
+def test_a_backup_that_holds_nothing_is_not_restored() -> None:
+    """Its first run was killed, or the broker had nothing yet."""
+    disk = SimDisk()
+    back_up(OpenStore(open_store(SimDisk())), "/b", disk=disk)
+    with pytest.raises(NoBackupError, match="/b holds nothing yet: run `protomq backup` again"):
+        restore("/b", "/r", disk=disk)
+    assert not disk.exists("/r")
 
 
 def test_a_store_whose_broker_is_stopped_is_copied_from_its_folder() -> None:
     store = leader()
     disk = disk_of(store)
     expected = contents(store)
-    with pytest.raises(BackupError, match="a broker is running"):
+    with pytest.raises(StoreInUseError, match="a broker is running"):
         FolderSource("/s", disk=disk)
     store.close()
     report = back_up(FolderSource("/s", disk=disk), "/b", disk=disk)
@@ -382,7 +411,8 @@ def test_damage_of_a_backup_is_no_torn_tail_and_what_is_around_it_can_be_restore
     disk.flip_bit("/b/commitlog/" + "0" * 20, 8 * 3_000)
     (found,) = verify("/b", disk=disk)
     assert found.kind is FindingKind.CORRUPTION, "all that backup.json lists was proved and synced"
-    with pytest.raises(BackupError, match="does not hold"):
+    place = found.start_position
+    with pytest.raises(BackupError, match=rf"/b is damaged at position {place} of the log: .*--position {place}`"):
         restore("/b", "/all", disk=disk)
     for place in (found.start_position, found.start_position + 1):
         report = restore("/b", f"/before{place}", Cut(position=place), disk=disk)
@@ -406,6 +436,33 @@ def test_damage_of_a_backup_is_no_torn_tail_and_what_is_around_it_can_be_restore
     assert lost.next_offset == lost.queue_offset + 1
     behind = [message for message in expected[lost.queue_id] if message[0] >= lost.next_offset]
     assert read_all(rest, queue_id=lost.queue_id, offset=lost.next_offset) == behind
+
+
+@pytest.mark.parametrize("how", ["restore", "stopped", "running", "linked"])
+def test_damage_is_named_where_verify_finds_it(how: str) -> None:
+    """Not where the part begins that was read at once: whoever cuts there drops sound messages."""
+    store = leader(150)
+    store.checkpoint()  # Verify looks up to there while the broker runs.
+    disk = disk_of(store)
+    root = "/s"
+    if how == "restore":
+        back_up(OpenStore(store), "/b", disk=disk)
+        root = "/b"
+    elif how == "stopped":
+        store.close()
+    found = set()
+    for at in (900, SEGMENT + 2_000, SEGMENT + SEGMENT // 2):
+        base = at - at % SEGMENT
+        path = f"{root}/commitlog/{base:020d}"
+        disk.flip_bit(path, 8 * (at - base))
+        first = next(each for each in verify(root, disk=disk) if each.kind is FindingKind.CORRUPTION)
+        source = FolderSource(root, disk=disk) if how in ("restore", "stopped") else OpenStore(store, 1 << 20)
+        copy = functools.partial(back_up, LinkingSource(source, "/s") if how == "linked" else source)
+        with pytest.raises(BackupError, match=rf"\b{first.start_position}\b"):
+            (functools.partial(restore, "/b") if how == "restore" else copy)(f"/new{at}", disk=disk)
+        found.add(first.start_position)
+        disk.flip_bit(path, 8 * (at - base))
+    assert len(found) == 3
 
 
 @pytest.mark.parametrize("by", ["position", "time"])
@@ -609,12 +666,12 @@ def test_damage_of_the_broker_ends_a_run_and_damage_of_a_backup_ends_a_restore()
     disk = disk_of(store)
     back_up(OpenStore(store), "/b", disk=disk)
     disk.flip_bit("/s/commitlog/" + "0" * 20, 24_001)
-    with pytest.raises(BackupError, match="does not hold"):
+    with pytest.raises(BackupError, match="the log is damaged at position"):
         back_up(OpenStore(store), "/c", disk=disk)
     restore("/b", "/r", disk=disk)
     disk.flip_bit("/b/commitlog/" + "0" * 20, 24_001)
     assert verify("/b", disk=disk)
-    with pytest.raises(BackupError, match="does not hold"):
+    with pytest.raises(BackupError, match="/b is damaged at position"):
         restore("/b", "/r2", disk=disk)
     with pytest.raises(StoreSettingsError, match="not done"):
         open_at(disk, "/r2")
@@ -745,7 +802,7 @@ def test_what_a_backup_has_lost_is_told_by_verify_by_restore_and_by_the_next_run
     assert (found.kind, found.path) == (
         (FindingKind.CORRUPTION, path) if is_log else (FindingKind.BACKUP, "/b/backup.json")
     )
-    place = f"for position {found.start_position} of the log" if what == "zeros" else path
+    place = f"at position {found.start_position} of the log" if what == "zeros" else path
     with pytest.raises(BackupError, match=place if is_log else "backup.json"):
         restore("/b", "/r", disk=disk)
     fill(store, 3)
@@ -762,7 +819,8 @@ def test_a_restore_that_lacks_a_segment_names_the_file_and_what_to_do() -> None:
     report = back_up(OpenStore(store), "/b", disk=disk)
     *_, name = disk.list("/b/commitlog")
     disk.remove(f"/b/commitlog/{name}")
-    with pytest.raises(BackupError, match=f"/b/commitlog/{name} is missing or cut short: .* `protomq restore --position` gives that"):
+    left = f"`protomq restore --position {int(name)}` gives that"
+    with pytest.raises(BackupError, match=f"/b/commitlog/{name} is missing or cut short: .* {left}"):
         restore("/b", "/r", disk=disk)
     restored = restore("/b", "/other", Cut(position=int(name)), disk=disk)
     assert restored.manifest.end.position == int(name) < report.manifest.end.position

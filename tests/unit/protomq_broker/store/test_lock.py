@@ -10,7 +10,7 @@ import pytest
 from protomq_broker.store.errors import StoreLockedError
 from protomq_broker.store.files.disk import Disk
 from protomq_broker.store.files.lock import AbortFile, StoreLock, is_locked
-from protomq_broker.testing.simdisk import SimDisk
+from protomq_broker.testing.simdisk import Fault, SimDisk
 
 
 def test_on_a_real_disk_a_second_lock_is_refused_and_names_the_process(tmp_path: Path) -> None:
@@ -65,3 +65,18 @@ def test_the_page_cache_of_another_mount_is_another_one(tmp_path: Path) -> None:
     disk = Disk()
     assert disk.cache_id(str(tmp_path)) == disk.cache_id(str(tmp_path)) != ""
     assert disk.cache_id(str(tmp_path)) != disk.cache_id("/proc") or "/0" in disk.cache_id("/proc")
+
+
+@pytest.mark.parametrize("fault", ["reads", "writes"])
+def test_an_error_of_the_lock_names_it(fault: str) -> None:
+    disk = SimDisk()
+    disk.make_folder("/s")
+    StoreLock(disk, "/s").release()
+    if fault == "reads":
+        disk.spoil("/s/lock")
+    else:
+        disk.fail_at(1, Fault.EIO)
+    with pytest.raises(OSError, match="Input/output error: '/s/lock'"):
+        StoreLock(disk, "/s")
+    disk = disk.killed()
+    assert not is_locked(disk, "/s")

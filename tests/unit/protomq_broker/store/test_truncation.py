@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.store.errors import (
     CorruptLogError,
     LogForkError,
@@ -173,6 +174,20 @@ def test_an_intent_that_is_there_takes_effect_before_anything_else_is_stored() -
         if is_there:
             assert open_store(disk.killed(), follows=True).appended_position == point.position
     assert found == {True, False}
+
+
+@pytest.mark.parametrize("behind", [-1, 0, 1])
+def test_a_truncation_keeps_what_is_confirmed_at_or_before_the_cut(behind: int) -> None:
+    """It stays confirmed. Without it a slave of a master with a fixed role would follow one that has lost all of that."""
+    leader, follower, point = diverged()
+    confirmed = point.position + behind
+    ConfirmedFile(disk_of(follower), "/s").write(confirmed)
+    follower.truncate_to(point)
+    follower.close()
+    follower = open_store(disk_of(follower), follows=True)
+    assert follower.appended_position == point.position
+    assert ConfirmedFile(disk_of(follower), "/s").read() == (confirmed if behind <= 0 else 0)
+    follow(leader, follower)
 
 
 def test_logs_that_agree_nowhere_make_the_follower_begin_anew() -> None:

@@ -16,6 +16,9 @@ import json
 import os
 import re
 import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from .page_cache import is_cached
@@ -68,8 +71,12 @@ class Disk:
         return os.open(path, WRITE_FLAGS)
 
     def open_read_only(self, path: str) -> int:
-        """Opens an existing file for reading."""
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        """Opens an existing file for reading. Raises IsADirectoryError at once: the error of the first read would not have the path."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return fd
 
     def create(self, path: str) -> int:
         """Opens a file for reading and writing; makes it, empty, if there is none. An existing one keeps its content."""
@@ -245,6 +252,15 @@ def read_fully(disk: Disk, fd: int, size_bytes: int, position: int) -> bytes:
     return b"".join(parts)
 
 
+@contextmanager
+def path_named(path: str) -> Iterator[None]:
+    """Around calls with the descriptor of a file: the errors of the system do not name it. Raises OSError, with the path."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
 def read_file(disk: Disk, path: str) -> bytes | None:
     """The content of a file, None if there is none. Raises OSError, with the path."""
     try:
@@ -252,10 +268,8 @@ def read_file(disk: Disk, path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        return read_fully(disk, fd, disk.size(fd), 0)
-    except OSError as error:
-        # Of a file that is open, the system does not name it.
-        raise OSError(error.errno, error.strerror, path) from error
+        with path_named(path):
+            return read_fully(disk, fd, disk.size(fd), 0)
     finally:
         disk.close(fd)
 

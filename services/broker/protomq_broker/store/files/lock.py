@@ -19,6 +19,7 @@ from protomq_broker.store.errors import StoreLockedError
 
 from .disk import (
     Disk,
+    path_named,
     read_file,
     read_fully,
     read_json,
@@ -36,25 +37,26 @@ class StoreLock:
     def __init__(self, disk: Disk, root: str, pid: int | None = None) -> None:
         """Takes the lock; StoreLockedError if another process has it."""
         self._disk = disk
+        self._path = f"{root}/lock"
         self._pid = os.getpid() if pid is None else pid
-        self._fd = disk.create(f"{root}/lock")
-        content = self._read()
-        if not disk.lock(self._fd):
-            disk.close(self._fd)
-            holder = content.get("pid", 0)
-            raise StoreLockedError(root, holder if isinstance(holder, int) else 0)
-        cache_id = self._read().get("cache_id", "")
-        self.previous_cache_id: str = cache_id if isinstance(cache_id, str) else ""
+        self._fd = disk.create(self._path)
         try:
+            content = self._read()
+            if not disk.lock(self._fd):
+                holder = content.get("pid", 0)
+                raise StoreLockedError(root, holder if isinstance(holder, int) else 0)
+            cache_id = self._read().get("cache_id", "")
+            self.previous_cache_id: str = cache_id if isinstance(cache_id, str) else ""
             self.publish(self.previous_cache_id)
-        except OSError:
+        except (OSError, StoreLockedError):
             disk.close(self._fd)
             raise
 
     def publish(self, cache_id: str) -> None:
         """Writes who holds the lock and under which page cache. Need not be durable: after a power cut it differs anyway."""
         content = json.dumps({"pid": self._pid, "cache_id": cache_id}).encode()
-        write_fully(self._disk, self._fd, content.ljust(LOCK_SIZE_BYTES - 1) + b"\n", 0)
+        with path_named(self._path):
+            write_fully(self._disk, self._fd, content.ljust(LOCK_SIZE_BYTES - 1) + b"\n", 0)
 
     def release(self) -> None:
         """Gives the lock back. The file stays."""
@@ -64,7 +66,8 @@ class StoreLock:
 
     def _read(self) -> dict[str, Any]:
         try:
-            content = json.loads(read_fully(self._disk, self._fd, LOCK_SIZE_BYTES, 0))
+            with path_named(self._path):
+                content = json.loads(read_fully(self._disk, self._fd, LOCK_SIZE_BYTES, 0))
         except ValueError:
             return {}
         return content if isinstance(content, dict) else {}

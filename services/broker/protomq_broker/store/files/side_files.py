@@ -104,6 +104,9 @@ TAIL_NAME: Final = "config/tail.json"
 START_NAME: Final = "config/start.json"
 """Whether the end of the log may be lost, as `protomq_broker.tail_file` has it. A repair removes it: then nothing is known."""
 
+CONFIRMED_NAME: Final = "config/confirmed.json"
+"""Up to where the log is confirmed, as `protomq_broker.confirmed_file` has it. A truncation to there or behind it keeps it."""
+
 
 class SideFileDamagedError(StoreError):
     """A JSON file of the store is not what was written to it.

@@ -4,7 +4,8 @@
 
 An open follower writes the intent, durably, and takes no more bytes. The start that finds it does these steps in order, each durably:
 
-    1   what was derived from the log, and snapshots of states: those that may report something behind the point go
+    1   what was derived from the log, and snapshots of states: those that may report something behind the point go; so does a confirmed
+        position behind it
     2   the checkpoint, if it reports more than the point: it says that the log is synced up to there, and nothing of what is derived
     3   the epochs behind the point, ranges in quarantine behind it, and ends of queues in such ranges
     4   the log behind the point: later segments go, the rest of its segment reads as zeros
@@ -24,6 +25,7 @@ from typing import Any, Final
 from protomq_broker.store.files.disk import Disk, remove_file
 from protomq_broker.store.files.lock import StoreLock
 from protomq_broker.store.files.side_files import (
+    CONFIRMED_NAME,
     SideFileDamagedError,
     empty_folder,
     read_json_file,
@@ -123,7 +125,8 @@ def _discard(disk: Disk, root: str, point: LogPoint, checkpoint: Checkpoint | No
         disk.fsync_dir(path)
     for name in disk.list(f"{root}/config"):
         path = f"{root}/config/{name}"
-        if _snapshot_position(disk, path) > kept:
+        # What is confirmed is no snapshot of a state: it stays so, as far as the log has it.
+        if _snapshot_position(disk, path) > (point.position if path.endswith(CONFIRMED_NAME) else kept):
             remove_file(disk, path)
     empty_folder(disk, f"{root}/boundaries")
     disk.fsync_dir(f"{root}/boundaries")

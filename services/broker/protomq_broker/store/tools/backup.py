@@ -28,6 +28,7 @@ Rules:
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ from protomq_broker.store.errors import (
     LogBehindError,
     LogDivergedError,
     NoBackupError,
+    StoreInUseError,
     WrongFolderError,
 )
 from protomq_broker.store.files.disk import (
@@ -55,6 +57,7 @@ from protomq_broker.store.files.disk import (
 from protomq_broker.store.files.lock import StoreLock, is_locked
 from protomq_broker.store.files.side_files import (
     SideFileDamagedError,
+    empty_folder,
     read_json_file,
     write_json_file,
 )
@@ -177,6 +180,7 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
         raise WrongFolderError(f"{root} is not empty, and no backup: back up into a folder of its own")
     _make_folders(disk, root)
     lock = StoreLock(disk, root)
+    begins = known is None
     try:
         while True:
             look = source.look()
@@ -197,6 +201,12 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
             try:
                 copy.run(source, Cut())
                 return copy.report()
+            except ForeignBytesError as error:
+                raise BackupError(
+                    f"the log is damaged at position {error.position}, or does not continue there what {root} has: {error.reason}. What "
+                    "stands before holds. `protomq log verify` where its files are says which it is. If nothing is damaged, it has another "
+                    "past than the copy, or is that of another broker: then copy it into another folder"
+                ) from error
             except _GoneError as gone:
                 if source.look().first_position <= gone.position:
                     raise BackupError(
@@ -211,6 +221,10 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
                 known = (
                     None  # what is copied is of no use: it begins again where the log begins now
                 )
+    except (Exception, KeyboardInterrupt):
+        if begins:
+            _remove_empty(disk, root)
+        raise
     finally:
         lock.release()
 
@@ -236,6 +250,8 @@ def restore(
         raise BackupError(
             f"{backup} is not complete: it ends at {kept.end.position}, and has to come to {kept.complete_from}: run the backup again"
         )
+    if kept.end == START:
+        raise NoBackupError(f"{backup} holds nothing yet: run `protomq backup` again, of a broker whose log has something")
     if cut.position < kept.complete_from or cut.time_ms < kept.complete_time_ms:
         raise CutError(
             f"{backup} tells everything from position {kept.complete_from} on, stored at {kept.complete_time_ms} ms since 1970: "
@@ -269,6 +285,11 @@ def restore(
             copy.run(source, cut)
         except _GoneError as gone:
             raise BackupError(_what_is_missing(source, gone.position, kept)) from None
+        except ForeignBytesError as error:
+            raise BackupError(
+                f"{backup} is damaged at position {error.position} of the log: {error.reason}. Take another backup, of the broker or a"
+                f" slave. This one has {_what_is_left(error.position, kept)}; `protomq log repair` of a copy of the folder gives the rest"
+            ) from error
         manifest = copy.manifest
         folder = SegmentFolder(disk, f"{root}/commitlog", manifest.segment_size_bytes)
         folder.open()
@@ -309,12 +330,12 @@ class FolderSource:
     def __init__(
         self, root: Path | str, broker_name: str = "", *, disk: Disk | None = None
     ) -> None:
-        """`broker_name`: of a store, which does not have it. Raises StoreSettingsError, BackupError if a broker is running."""
+        """`broker_name`: of a store, which does not have it. Raises StoreSettingsError, StoreInUseError."""
         disk, self._root = disk or Disk(), str(root).rstrip("/")
         self._manifest = read_manifest(self._root, disk=disk)
         self._broker_name = broker_name
         if self._manifest is None and is_locked(disk, self._root):
-            raise BackupError(f"a broker is running on {self._root}: name it with --broker")
+            raise StoreInUseError(f"a broker is running on {self._root}: name it with --broker")
         self._store = open_offline(self._root, disk)
         self._epochs = read_epochs(disk, f"{self._root}/{EPOCHS_NAME}")
         self._end: int | None = self._manifest.end.position if self._manifest is not None else None
@@ -390,16 +411,18 @@ class _GoneError(Exception):
 
 
 def _what_is_missing(source: FolderSource, position: int, kept: Manifest) -> str:
-    path = source.path_at(position)
-    left = (
-        "the log up to there, `protomq restore --position` gives that"
-        if position > kept.first_position and position >= kept.complete_from
-        else "nothing that could be restored"
-    )
     return (
-        f"{path} is missing or cut short: the backup lacks the log from position {position} on. Bring the file back from a copy of the"
-        f" backup, or take another backup. This one has {left}; `protomq log repair` of a copy of the folder gives the rest"
+        f"{source.path_at(position)} is missing or cut short: the backup lacks the log from position {position} on. Bring the file back"
+        f" from a copy of the backup, or take another backup. This one has {_what_is_left(position, kept)}; `protomq log repair` of a copy"
+        " of the folder gives the rest"
     )
+
+
+def _what_is_left(position: int, kept: Manifest) -> str:
+    """What a backup gives that is sound up to a position."""
+    if position > kept.first_position and position >= kept.complete_from:
+        return f"the log up to there, which is sound: `protomq restore --position {position}` gives that"
+    return "nothing that could be restored"
 
 
 def _begun(look: SourceLook) -> Manifest:
@@ -523,6 +546,16 @@ def _make_folders(disk: Disk, root: str) -> None:
     sync_names_above(disk, root)
 
 
+def _remove_empty(disk: Disk, root: str) -> None:
+    """What a first run leaves that has copied nothing must not look like a backup. As far as the disk lets."""
+    with suppress(OSError, BackupError):
+        manifest = read_manifest(root, disk=disk)
+        if manifest is not None and manifest.end == START:
+            empty_folder(disk, f"{root}/commitlog")
+            empty_folder(disk, f"{root}/config")
+            remove_file(disk, f"{root}/{BACKUP_NAME}")
+
+
 class _Copy:
     """A run. Attribute: manifest: what the folder has."""
 
@@ -553,15 +586,13 @@ class _Copy:
         return CopyReport(self.manifest, self._copied_bytes, self._linked_bytes)
 
     def run(self, source: LogSource, cut: Cut) -> None:
-        """Copies up to the end that was looked at, or the cut. Raises _GoneError, BackupError, OSError."""
+        """Copies up to the end that was looked at, or the cut.
+
+        Raises _GoneError, WrongFolderError, OSError; ForeignBytesError, whose position is the first append that does not hold.
+        """
         try:
             self._run(source, cut)
             self._finish_segment()
-        except ForeignBytesError as error:
-            raise BackupError(
-                f"the log does not hold, or does not continue the copy, which ends at {self._tail.position}: {error}. It is damaged there "
-                "(`protomq log verify` where its files are), or has another past than the copy: then copy it into another folder"
-            ) from error
         finally:
             if self._fd >= 0:
                 self._disk.close(self._fd)
@@ -576,7 +607,7 @@ class _Copy:
                 is_whole
                 and self._links
                 and not run
-                and self._link(source.sealed_path(position), position)
+                and self._link(source, position)
             ):
                 position = self._tail.position
                 continue
@@ -596,10 +627,28 @@ class _Copy:
                 run = run[self._tail.position - position :]
                 position = self._tail.position
 
-    def _prove(self, data: bytes, position: int) -> list[ForeignBlock]:
-        end = LogEnd(self._tail, self._epoch, self._tail == LogTail(0, 0, 0))
-        size = self.manifest.segment_size_bytes
-        return prove(data, position, end, size, may_end_within=True)
+    def _prove(self, data: bytes, position: int) -> Iterator[ForeignBlock]:
+        """What continues the copy; whoever takes a block moves the tail behind it. Raises ForeignBytesError where the first append stands
+        that does not hold.
+        """
+        try:
+            blocks = self._proved(data, position)
+        except ForeignBytesError:
+            # It says where the data begins.
+            appends = walk_appends(data, position, None if self._is_empty and position else self._tail.crc32c)
+            for seal in appends.seals:
+                yield from self._proved(data[seal.start_position - position : seal.end_position - position], seal.start_position)
+            self._proved(data[appends.size_bytes :], position + appends.size_bytes)
+            raise
+        yield from blocks
+
+    def _proved(self, data: bytes, position: int) -> list[ForeignBlock]:
+        end = LogEnd(self._tail, self._epoch, self._is_empty)
+        return prove(data, position, end, self.manifest.segment_size_bytes, may_end_within=True)
+
+    @property
+    def _is_empty(self) -> bool:
+        return self._tail == LogTail(0, 0, 0)
 
     def _write(self, block: ForeignBlock, cut: Cut) -> bool:
         """Writes a block, as far as the cut allows; whether that is all of it."""
@@ -622,8 +671,12 @@ class _Copy:
             self._finish_segment()
         return len(seals) == len(appends.seals)
 
-    def _link(self, path: str, base: int) -> bool:
-        """Links a whole segment and proves it; False if that cannot be, and it is to be copied. Raises ForeignBytesError, OSError."""
+    def _link(self, source: LogSource, base: int) -> bool:
+        """Links a whole segment and proves it; False if that cannot be, and it is to be copied.
+
+        Raises ForeignBytesError, OSError; WrongFolderError: the file is not the source's.
+        """
+        path = source.sealed_path(base)
         if not path:
             self._links = False
             return False
@@ -656,10 +709,17 @@ class _Copy:
                     run = run[self._tail.position - at :]
                     at = self._tail.position
             disk.fsync_dir(self._folder)
-        except (ForeignBytesError, OSError):
+        except (ForeignBytesError, OSError) as error:
             self._tail, self._epoch = tail, epoch
             with suppress(OSError):
                 disk.unlink(kept)
+            if isinstance(error, ForeignBytesError):
+                theirs = source.read(error.position, PART_SIZE_BYTES)
+                if theirs and theirs != read_fully(disk, fd, len(theirs), error.position - base):
+                    raise WrongFolderError(
+                        f"{path} is not of this broker's log, which has something else at position {error.position}: --store is the folder "
+                        "of another broker, or of another past. Give the data_dir of this broker, or leave --store out"
+                    ) from error
             raise
         finally:
             disk.close(fd)
