@@ -34,7 +34,7 @@ from protomq_broker.store.files.side_files import (
     OpenFiles,
     empty_folder,
     open_files_max,
-    read_state_file,
+    read_cached_state,
     why_not,
     write_state_file,
 )
@@ -340,7 +340,7 @@ class ConsumeQueueTable:
         self._clear()
         self._disk.make_folder(self._folder)
         self._folder_file = OpenFile(self._disk, self._disk.open_folder(self._folder))
-        payload = read_state_file(self._disk, self._table_path, _MAGIC)
+        payload = read_cached_state(self._disk, self._table_path, _MAGIC)
         if payload is None:
             self.damage = why_not(self._disk, self._table_path, _MAGIC)
             self.known_ends += ends_below(self._disk, self._folder, self._folder)
@@ -673,10 +673,10 @@ def _in_order(queues: Iterable[ConsumeQueue]) -> list[ConsumeQueue]:
 
 def has_table(disk: Disk, folder: str) -> bool:
     """Whether a start would go by the files in `folder`: else it rebuilds them, and what they hold is nothing to anybody."""
-    return read_state_file(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC) is not None
+    return read_cached_state(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC) is not None
 
 
 def stored_position(disk: Disk, folder: str) -> int:
     """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
-    payload = read_state_file(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC)
+    payload = read_cached_state(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC)
     return int(decode_rows(payload)[0]) if payload is not None else 0
