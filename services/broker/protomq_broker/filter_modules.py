@@ -72,7 +72,7 @@ class FilterModules:
             return self._delete(name)
 
     def swap(self, name: str, expected_crc32c: int | None, module: bytes | None) -> bool:
-        """Replaces a module by another one or by none, if the one that is here has this checksum (None: none that can be read is here).
+        """Replaces a module by another one or by none, if the one that is here has this checksum (None: none is readable here).
 
         Returns whether it did.
         So a copy never takes the place of what a user has deployed since the copy was planned.

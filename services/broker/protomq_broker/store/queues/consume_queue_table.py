@@ -55,7 +55,7 @@ from .found_files import FoundFiles
 from .lost_offsets import fill_beginnings, fill_ends
 from .queue_ends import QueueEnd, ends_below
 from .queue_flush import flush_together
-from .queue_replay import fill_up, note_given_twice, replay_queue, restart, sound_end
+from .queue_replay import fill_lost, fill_up, note_given_twice, replay_queue, restart, sound_end
 from .queue_rows import QueueRow, QueueRows, decode_rows
 
 log = logging.getLogger(__name__)
@@ -231,14 +231,18 @@ class ConsumeQueueTable:
             self._dirty |= fill_ends(ends, damaged, deleted, self.find, make)
 
     def begin_carried(self) -> None:
-        """Queues of which the log has told, and has no message: they continue at the offset that it told."""
+        """Queues of which the log has told, and has no message behind that: they continue at the offset that it told."""
         with self._lock:
             for (topic, queue_id), (_, end_offset, told_at) in self._carried.items():
                 queue = self._queues.get(topic, {}).get(queue_id) or self._add(topic, queue_id)
-                # What the files of a queue lacked, or an older table, and the log does not have, went with the log's front.
-                if queue.end_offset < end_offset and not _has_behind(queue, told_at):
+                if queue.end_offset >= end_offset or _has_behind(queue, told_at):
+                    continue
+                if _has_any_from(queue, self.log_start):
+                    fill_lost(queue, end_offset, told_at)
+                else:
+                    # What the files of a queue lacked, or an older table, and the log does not have, went with the log's front.
                     queue.reset(end_offset, end_offset)
-                    self._dirty.add(queue)
+                self._dirty.add(queue)
             self._carried = {}
             self._cut = set()
 
@@ -660,6 +664,14 @@ def _has_behind(queue: ConsumeQueue, position: int) -> bool:
         return queue.entry(queue.end_offset - 1)[0] > position
     except ConsumeQueueDamagedError:
         return False
+
+
+def _has_any_from(queue: ConsumeQueue, log_start: int) -> bool:
+    """Whether the log, which begins at `log_start`, may have messages of the queue."""
+    try:
+        return queue.first_at_or_beyond(log_start) < queue.end_offset
+    except ConsumeQueueDamagedError:
+        return True
 
 
 def _ignore(_: object) -> None:
