@@ -170,6 +170,26 @@ def test_an_older_file_of_a_queue_gives_no_message_of_a_deleted_topic(*, is_fron
     assert read_all(open_store(disk)) == expected
 
 
+def test_an_older_file_is_noticed_where_another_queue_of_its_topic_is_damaged() -> None:
+    store = open_store(disk := SimDisk())
+    store.topics.create(TopicConfig("topic", 2, 2))
+    for queue_id in (0, 1):
+        store.append([make_request([b"earlier"] * 3, queue_id=queue_id)])
+    store.checkpoint()
+    damaged, path = (f"/s/consumequeue/topic/{queue_id}/{0:020d}" for queue_id in (0, 1))
+    older = disk.content(path)
+    fill_segments(store)
+    store.delete_topic("topic")
+    store.topics.create(TopicConfig("topic", 2, 2))
+    for queue_id in (0, 1):
+        store.append([make_request([b"later"] * 3, queue_id=queue_id)])
+    store.close()
+    disk.flip_bit(damaged, 0)
+    put(disk, path, older)
+    store = open_store(disk)
+    assert [body for _, body in read_all(store, queue_id=1)] == [b"later"] * 3
+
+
 @pytest.mark.parametrize("log_start", [0, 100, 180, 221, 1_000])
 def test_what_the_log_told_of_a_queues_end_hides_no_message_that_the_log_still_has(log_start: int) -> None:
     """As of a follower whose leader has lost messages from the end of the queue, and told where it ends before the next one came."""

@@ -459,13 +459,15 @@ class ConsumeQueueTable:
             for key in [key for key, told in self._carried.items() if key[0] == topic and told[-1] < position]:
                 del self._carried[key]
             is_known = position < self._checkpoint_position
-            # What the table knows does not count for a queue that is replayed from before.
-            queues = [queue for queue in self.queues_of(topic).values() if not is_known or queue in self._cut]
-            try:
-                if is_known and any(_begins_before(queue, position) for queue in self.queues_of(topic).values() if queue not in queues):
+            queues = list(self.queues_of(topic).values())
+            if is_known:
+                if any(_begins_before(queue, position) for queue in queues if queue not in self._cut):
                     log.error("%s/%s has files of an earlier topic of that name: they are older than the table", self._folder, topic)
                     self.needs_rebuild = True
                     continue
+                # What the table knows does not count for a queue that is replayed from before.
+                queues = [queue for queue in queues if queue in self._cut]
+            try:
                 old = [q for q in queues if q.first_at_or_beyond(position) == q.end_offset]
             except ConsumeQueueDamagedError:
                 continue  # readers are told, and the next start sees to it
@@ -652,7 +654,10 @@ def _begins_before(queue: ConsumeQueue, position: int) -> bool:
     """Whether the first message of a queue stands before `position` in the log."""
     if queue.known_min_offset == queue.end_offset:
         return False
-    first, size, _ = queue.entry(queue.known_min_offset)
+    try:
+        first, size, _ = queue.entry(queue.known_min_offset)
+    except ConsumeQueueDamagedError:
+        return False  # readers are told
     return bool(size) and first < position
 
 
