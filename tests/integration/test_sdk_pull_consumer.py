@@ -10,9 +10,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -242,6 +242,27 @@ async def test_so_does_a_close_in_the_midst_of_an_async_loop(server: FakeServer)
             await source.close()
     assert seen == [b"0", b"1", b"2"]
     assert server.committed == {("g", "t", 0): 3}
+
+
+async def test_tasks_that_share_a_consumer_commit_on_close_what_the_slowest_loop_has_handed_on(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(600)])
+    source = AsyncPullConsumer("g", namesrv=server.address)
+    await source.assign([Q0])
+    slow, fast = aiter(source), aiter(source)
+    assert [(await anext(slow)).body for _ in range(3)] == [b"0", b"1", b"2"]
+    assert int((await anext(fast)).body) >= 512
+    await source.close()
+    assert server.committed == {("g", "t", 0): 3}
+
+
+async def test_an_async_loop_that_was_closed_hands_on_nothing(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    async with AsyncPullConsumer("g", namesrv=server.address) as source:
+        await source.assign([Q0])
+        async with aclosing(cast(Any, aiter(source))) as loop:
+            assert (await anext(loop)).body == b"0"
+        assert await anext(loop, None) is None
+        assert await source.position(Q0) == 1
 
 
 def test_who_polls_beside_a_loop_commits_nothing_that_the_loop_has_not_handed_on(server: FakeServer) -> None:

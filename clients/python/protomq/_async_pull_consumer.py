@@ -7,7 +7,6 @@ event loop on which it was first used, and to its process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import os
 import time
@@ -184,7 +183,7 @@ class AsyncPullConsumer(ConsumerBase):
         self._check_something_to_poll()
         deadline_s = time.monotonic() + timeout_s
         steps, state = self._steps, self._state
-        state.user_came_back()
+        state.user_came_back(loop)
         if self._handed is not None:
             self._handed.came_back()
         arrived = self._arrived
@@ -557,7 +556,7 @@ class _AsyncLoop(AsyncIterator[Message]):
         while True:
             for message in self._loop.left:
                 return message
-            if self._consumer._closed:
+            if self._consumer._closed or self._loop.is_over:
                 raise StopAsyncIteration
             try:
                 await self._consumer._poll_for_loop(self._loop)
@@ -566,15 +565,9 @@ class _AsyncLoop(AsyncIterator[Message]):
 
     async def aclose(self) -> None:
         """Leaves the loop, for `contextlib.aclosing`."""
-        self._consumer._state.leave_loop(self._loop)
+        self._loop.is_over = True
+        self._consumer._state.give_back_left()
 
     def __del__(self) -> None:
-        consumer = self._consumer
-        if consumer._loop is None or consumer._loop.is_closed() or consumer._pid != os.getpid():
-            return
-        leave = partial(consumer._state.leave_loop, self._loop)
-        if asyncio._get_running_loop() is consumer._loop:
-            leave()
-        else:  # It was garbage, and another thread found it.
-            with contextlib.suppress(RuntimeError):  # The event loop was closed meanwhile.
-                consumer._loop.call_soon_threadsafe(leave)
+        # No more than that: it may be garbage, which any thread may find, at any place of its program.
+        self._loop.is_over = True

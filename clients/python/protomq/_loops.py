@@ -1,7 +1,7 @@
 """Loop: messages of a `poll` that a loop hands on one by one. Which of them it has handed on decides what may be committed.
 
 A loop may end by `break` or an error. Somebody may commit in its midst, or close the consumer. Each time the messages that were handed on
-are finished, and no others.
+are finished, and no others. Another loop that asks for more says nothing of the message that this one is at.
 """
 
 from __future__ import annotations
@@ -19,23 +19,35 @@ class Loop:
     Attributes:
         left: hands on the messages. That of a list: no step of the loop costs anything more.
         moved: queues in which somebody has sought since: what is left of them says nothing any more.
+        is_over: the program has left it, so that what it has not handed on comes again. Any thread may say so: the garbage collector does.
     """
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self.left: Iterator[Message] = iter(self._messages)
         self.moved: set[MessageQueue] = set()
+        self.is_over = False
 
     def fill(self, messages: Iterable[Message]) -> None:
         """More, behind what is left."""
-        self._messages = [*self.left, *messages]
+        self._messages = [*self.take_unseen(), *messages]
         self.left = iter(self._messages)
         self.moved.clear()
 
-    def unseen_offsets(self) -> dict[MessageQueue, int]:
-        """By queue, the first message that was not handed on."""
+    def came_back(self) -> None:
+        """It asks for more: what it has handed on is finished."""
+        self.fill(())
+
+    @property
+    def held_count(self) -> int:
+        """Messages that it keeps in memory."""
+        return len(self._messages)
+
+    def open_offsets(self, *, with_current: bool = False) -> dict[MessageQueue, int]:
+        """By queue, the first message that was not handed on. `with_current`: the one that the loop is at counts as such."""
+        start = len(self._messages) - length_hint(self.left)
         first: dict[MessageQueue, int] = {}
-        for message in self._messages[len(self._messages) - length_hint(self.left) :]:
+        for message in self._messages[max(start - with_current, 0) :]:
             if message.queue not in self.moved:
                 first.setdefault(message.queue, message.queue_offset)
         return first

@@ -210,7 +210,7 @@ class PullConsumer(ConsumerBase):
                     self._say_forked()
                 self._check_something_to_poll()
                 steps = self._steps
-                steps.state.user_came_back()
+                steps.state.user_came_back(loop)
                 is_begun = True
                 if self._handed is not None:
                     self._handed.came_back()
@@ -259,7 +259,8 @@ class PullConsumer(ConsumerBase):
     def __iter__(self) -> Iterator[Message]:
         """Messages without end, one by one; ends when the consumer is closed. What was not handed on when the loop is left comes again.
 
-        A message is done when the next one is asked for. A `commit` in the loop, and a `close`, count the one that the loop is at.
+        A message is done when the next one is asked for. A `commit` in the loop, and a `close`, count the one that the loop is at. Another
+        loop that goes on does not. What the loop has polled already comes before `seek`, `pause` and `unsubscribe` show.
         """
         loop = Loop()
         try:
@@ -270,8 +271,7 @@ class PullConsumer(ConsumerBase):
                     return
                 yield from loop.left
         finally:
-            with self._own_lock():
-                self._state.leave_loop(loop)
+            loop.is_over = True
 
     def run_scheduled(
         self,

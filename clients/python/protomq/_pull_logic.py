@@ -348,6 +348,7 @@ class PullState:
 
     def position(self, queue: MessageQueue) -> int | None:
         """The next offset to hand out; None: not known yet."""
+        self.give_back_left()
         return self._state(queue).position
 
     def start_all(
@@ -438,8 +439,13 @@ class PullState:
         for message in messages:
             first.setdefault(message.queue, message.queue_offset)
         for queue, queue_offset in first.items():
-            if queue in self._queues:
-                self._pull_again(queue, self._queues[queue], queue_offset)
+            state = self._kept(queue)
+            if state is None or state.position is None or state.safe_position is None:
+                continue
+            # Somebody else may have given back what stands before.
+            if queue_offset < state.position:
+                self._pull_again(queue, state, queue_offset)
+            state.safe_position = min(state.safe_position, queue_offset)
 
     def pull_elsewhere(self, topic: str, broker_names: Collection[str]) -> None:
         """Other masters have these names now: what is held at the old ones is pulled there, and what failed at once."""
@@ -659,14 +665,17 @@ class PullState:
 
     # -- messages --------------------------------------------------------------------------------------------------------
 
-    def user_came_back(self) -> None:
-        """What the last `take` handed out has been finished."""
+    def user_came_back(self, loop: Loop | None = None) -> None:
+        """What the last `take` handed out has been finished. `loop`: the one that asks for more, in which case others are at work still."""
+        self.give_back_left()
+        if loop is not None:
+            loop.came_back()
         for state in self._handed_out:
             state.safe_position = state.position
         self._handed_out.clear()
-        for loop in self._loops:
-            for queue, queue_offset in loop.unseen_offsets().items():
-                of_queue = self._queues.get(queue)
+        for each in self._loops:
+            for queue, queue_offset in each.open_offsets(with_current=loop is not None).items():
+                of_queue = self._kept(queue)
                 if of_queue is not None and of_queue.safe_position is not None:
                     of_queue.safe_position = min(of_queue.safe_position, queue_offset)
                     self._handed_out.append(of_queue)
@@ -677,16 +686,17 @@ class PullState:
             self._loops.append(loop)
         loop.fill(messages)
 
-    def leave_loop(self, loop: Loop) -> None:
-        """The user has left it: what it has not handed on comes again."""
-        if loop in self._loops:
-            self._loops.remove(loop)
-        self.give_back(loop.take_unseen())
-
     def end_loops(self) -> None:
         """All loops end with the message that they are at."""
-        for loop in list(self._loops):
-            self.leave_loop(loop)
+        for loop in self._loops:
+            loop.is_over = True
+        self.give_back_left()
+
+    def give_back_left(self) -> None:
+        """What loops that are over have not handed on comes again."""
+        for loop in [loop for loop in self._loops if loop.is_over]:
+            self._loops.remove(loop)
+            self.give_back(loop.take_unseen())
 
     def hold_back(self, queues: Collection[MessageQueue], now_s: float = math.inf) -> None:
         """Of these queues nothing is handed out, until this is called without them. `now_s`: inf if the caller asks for resets itself."""
@@ -851,6 +861,10 @@ class PullState:
                 self._line.remove(queue)
             else:
                 self._line.append(queue)
+
+    def _kept(self, queue: MessageQueue) -> _Queue | None:
+        """The queue, also while its broker is away."""
+        return self._queues.get(queue) or self._parked.get(queue)
 
     def _state(self, queue: MessageQueue) -> _Queue:
         try:

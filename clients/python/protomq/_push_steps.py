@@ -21,6 +21,7 @@ from ._consumer_steps import ConsumerSteps
 from ._filters import NO_FILTER, MessageFilter
 from ._group_looks import LOOK_TIMEOUT_S, GroupLooks
 from ._local_offsets import LocalOffsets, StoredOffset, in_runs, instance_here, of_runs
+from ._loops import Loop
 from ._message import Message
 from ._offset_calls import subscribed_queues
 from ._outages import Outages
@@ -107,7 +108,7 @@ class ListenedPulls(PullState):
         if position > queue_offset:
             self.moved(queue)
 
-    def user_came_back(self) -> None:
+    def user_came_back(self, loop: Loop | None = None) -> None:
         """Says nothing of what was handed out."""
         self._handed_out.clear()
 

@@ -16,7 +16,7 @@ from protomq.wire.hashing import crc32c
 
 from .filters.errors import FilterError
 from .store.files.disk import Disk, sync_names_above
-from .store.files.side_files import read_state_file, write_state_file
+from .store.files.side_files import read_cached_state, read_state_file, write_state_file
 
 MODULES_MAX: Final = 100
 _MAGIC: Final = b"PMQWASM\x01"
@@ -40,21 +40,21 @@ class FilterModules:
         self._lock = threading.Lock()
 
     def all(self) -> list[ModuleInfo]:
-        """The modules by name. One whose file is damaged has the size 0: a slave must not take it for one that was deleted."""
+        """The modules by name. One whose file is damaged or unreadable has the size 0: no slave must take it for deleted."""
         found = []
         for name in self._names():
-            module = self.find(name)
+            module = self._readable(name)
             found.append(ModuleInfo(name, 0, 0) if module is None else ModuleInfo(name, len(module), crc32c(module)))
         return found
 
     def find(self, name: str) -> bytes | None:
-        """Returns the bytes of a module; None if no module has that name."""
+        """Returns the bytes of a module; None if no module has that name. Raises OSError where the disk cannot read it, which may pass."""
         if not is_module_name(name):
             return None
         return read_state_file(self._disk, self._path(name), _MAGIC)
 
     def read(self, name: str) -> bytes:
-        """Returns the bytes of a module. Raises FilterError if no module has that name."""
+        """Returns the bytes of a module. Raises FilterError if no module has that name, and OSError."""
         module = self.find(name)
         if module is None:
             raise FilterError(f"no module {name[:64]!r} is deployed here; `protomq filter deploy` deploys one, as FilterService does")
@@ -72,17 +72,20 @@ class FilterModules:
             return self._delete(name)
 
     def swap(self, name: str, expected_crc32c: int | None, module: bytes | None) -> bool:
-        """Replaces a module by another one or by none, if the one that is here has this checksum (None: none is here).
+        """Replaces a module by another one or by none, if the one that is here has this checksum (None: none is readable here).
 
         Returns whether it did.
         So a copy never takes the place of what a user has deployed since the copy was planned.
         """
         assert is_module_name(name)
         with self._lock:
-            here = self.find(name)
+            here = self._readable(name)
             if (None if here is None else crc32c(here)) != expected_crc32c:
                 return False
             return self._delete(name) if module is None else self._write(name, module)
+
+    def _readable(self, name: str) -> bytes | None:
+        return read_cached_state(self._disk, self._path(name), _MAGIC)
 
     def _write(self, name: str, module: bytes) -> bool:
         names = self._names()

@@ -59,6 +59,18 @@ def test_a_module_whose_octets_have_changed_is_shown_as_damaged_and_cannot_be_ha
         modules.read("late")
 
 
+def test_a_module_that_the_disk_cannot_read_is_not_gone_but_a_copy_replaces_it():
+    modules, disk = made()
+    modules.write("late", b"module")
+    disk.spoil("/s/config/filters/late")
+    assert modules.all() == [ModuleInfo("late", 0, 0)]
+    for use in (modules.find, modules.read):
+        with pytest.raises(OSError, match="/s/config/filters/late"):
+            use("late")
+    assert modules.swap("late", None, b"of the master")
+    assert modules.read("late") == b"of the master"
+
+
 def test_after_a_power_cut_there_is_the_old_module_or_the_new_one():
     for seed in range(40):
         modules, disk = made()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -42,3 +44,24 @@ def test_a_damaged_number_is_never_used(
     assert store_id(Disk(), root, lambda: 8) == 8
     assert "is damaged: the store gets a new number" in caplog.text
     assert store_id(Disk(), root, lambda: 9) == 8
+
+
+class UnreadableOnce(Disk):
+    """The first read fails, as one that the disk repeats may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = True
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        if self.fails:
+            self.fails = False
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().pread(fd, size_bytes, position)
+
+
+def test_a_number_that_cannot_be_read_for_a_moment_is_not_replaced(root: str) -> None:
+    store_id(Disk(), root, lambda: 7)
+    with pytest.raises(OSError, match="storeId"):
+        store_id(UnreadableOnce(), root, lambda: 8)
+    assert store_id(Disk(), root, lambda: 9) == 7

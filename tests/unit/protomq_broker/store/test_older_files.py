@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protomq.v1.send_service_pb2 import SendRequest
+from protomq_broker.store.queues.consume_queue import LOST_TAG_CODE
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
@@ -167,3 +168,44 @@ def test_an_older_file_of_a_queue_gives_no_message_of_a_deleted_topic(*, is_fron
     assert read_all(store) == expected
     store.close()
     assert read_all(open_store(disk)) == expected
+
+
+def test_an_older_file_is_noticed_where_another_queue_of_its_topic_is_damaged() -> None:
+    store = open_store(disk := SimDisk())
+    store.topics.create(TopicConfig("topic", 2, 2))
+    for queue_id in (0, 1):
+        store.append([make_request([b"earlier"] * 3, queue_id=queue_id)])
+    store.checkpoint()
+    damaged, path = (f"/s/consumequeue/topic/{queue_id}/{0:020d}" for queue_id in (0, 1))
+    older = disk.content(path)
+    fill_segments(store)
+    store.delete_topic("topic")
+    store.topics.create(TopicConfig("topic", 2, 2))
+    for queue_id in (0, 1):
+        store.append([make_request([b"later"] * 3, queue_id=queue_id)])
+    store.close()
+    disk.flip_bit(damaged, 0)
+    put(disk, path, older)
+    store = open_store(disk)
+    assert [body for _, body in read_all(store, queue_id=1)] == [b"later"] * 3
+
+
+@pytest.mark.parametrize("log_start", [0, 100, 180, 221, 1_000])
+def test_what_the_log_told_of_a_queues_end_hides_no_message_that_the_log_still_has(log_start: int) -> None:
+    """As of a follower whose leader has lost messages from the end of the queue, and told where it ends before the next one came."""
+    disk = SimDisk()
+    disk.make_folder("/s")
+    table = ConsumeQueueTable(disk, "/s/consumequeue")
+    table.load()
+    queue = table.queue("topic", 0)
+    for position in (100, 140, 180, 220):
+        queue.append(position, 30, 0)
+    table.log_start = log_start
+    table.note_carried("topic", 0, 0, 9, 500)
+    table.begin_carried()
+    assert table.end_offset("topic", 0) == 9
+    kept = [position for position in (100, 140, 180, 220) if position >= log_start]
+    entries = queue.entries(queue.min_offset(log_start), 9)
+    lost_count = 5 if kept else 0
+    assert entries["position"].tolist() == [*kept, *[500] * lost_count]
+    assert entries["tag_code"].tolist() == [*[0] * len(kept), *[LOST_TAG_CODE] * lost_count]

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from .disk import Disk, read_file
-from .side_files import read_state_file, write_state_file
+from .disk import Disk
+from .side_files import read_state_file, size_of_file, write_state_file
 
 log = logging.getLogger("protomq.broker")
 
@@ -28,12 +28,15 @@ def has_store_id(disk: Disk, root: str) -> bool:
 
 
 def store_id(disk: Disk, root: str, draw: Callable[[], int]) -> int:
-    """The store's number; a store without one gets what `draw` gives, 1 and above. While its lock is held. Raises OSError."""
+    """The store's number; a store without one gets what `draw` gives, 1 and above. While its lock is held.
+
+    Raises OSError, also where the disk cannot read the number. That may pass, and name servers and etcd know it.
+    """
     path = f"{root}/config/storeId"
     payload = read_state_file(disk, path, MAGIC)
     if payload is not None and len(payload) == _SIZE_BYTES:
         return int.from_bytes(payload, "little")
-    if read_file(disk, path) is not None:  # unreadable: that may pass, and name servers and etcd know the number
+    if size_of_file(disk, path) is not None:
         log.warning(
             "%s is damaged: the store gets a new number. Name servers that know the broker by the old number "
             "refuse it until they give that up, within two minutes",

@@ -1,8 +1,8 @@
 """What the derived structures need of the disk: state files that are whole or absent, and a bounded set of open files.
 
 Everything that is derived can be rebuilt from the log. So a state file that is missing, torn or from another version
-is simply not there (None), and its owner starts from nothing. So it is where the disk cannot read it (`read_cache`). What only the file
-itself tells is different: there an error of the disk, which may pass, goes to the caller.
+is simply not there (None), and its owner starts from nothing. So it is where the disk cannot read it (`read_cache`, `read_cached_state`).
+What only the file itself tells is different: there an error of the disk, which may pass, goes to the caller (`read_state_file`).
 
     state file   magic (8 bytes), payload, CRC-32C of both (u32, little-endian)
 
@@ -57,13 +57,13 @@ def write_state_file(disk: Disk, path: str, magic: bytes, *payload: bytes) -> No
 
 
 def read_cache(disk: Disk, path: str) -> bytes | None:
-    """As `read_file`, for what the log tells too. Where the disk cannot read it, it is empty, so that it does not hold; this is logged."""
+    """As `read_file`, for what can be had elsewhere. Where the disk cannot read it, it is empty, and does not hold; this is logged."""
     try:
         return read_file(disk, path)
     except OSError as error:
         if error.errno not in UNREADABLE_ERRNOS:
             raise
-        log.error("a file that the log can replace is unreadable, and does not count: %s", error)
+        log.error("a file that can be made again is unreadable, and does not count: %s", error)
         return b""
 
 
@@ -78,8 +78,16 @@ def read_entries(disk: Disk, fd: int, size_bytes: int, position: int) -> bytes:
 
 
 def read_state_file(disk: Disk, path: str, magic: bytes) -> bytes | None:
-    """The payload of a state file; None if there is no file that holds."""
-    content = read_cache(disk, path)
+    """The payload of a state file that nothing else tells; None if there is no file that holds. Raises OSError, which may pass."""
+    return _payload_in(read_file(disk, path), magic)
+
+
+def read_cached_state(disk: Disk, path: str, magic: bytes) -> bytes | None:
+    """The payload of a state file that can be had elsewhere; None if there is no file that holds, or the disk cannot read it."""
+    return _payload_in(read_cache(disk, path), magic)
+
+
+def _payload_in(content: bytes | None, magic: bytes) -> bytes | None:
     if content is None or len(content) < _MAGIC_SIZE_BYTES + _CRC_SIZE_BYTES:
         return None
     covered, crc = content[:-_CRC_SIZE_BYTES], content[-_CRC_SIZE_BYTES:]

@@ -34,7 +34,7 @@ from protomq_broker.store.files.side_files import (
     cut_file,
     empty_folder,
     read_cache,
-    read_state_file,
+    read_cached_state,
     why_not,
     write_state_file,
 )
@@ -414,7 +414,7 @@ class MessageIndex:
 
     def _load(self) -> str:
         """Takes over the files; why they do not hold, or ""."""
-        payload = read_state_file(self._disk, self._state_path, _MAGIC)
+        payload = read_cached_state(self._disk, self._state_path, _MAGIC)
         if payload is None:
             return why_not(self._disk, self._state_path, _MAGIC)
         position, self._generation, tail_rows, tail_crc = _HEAD.unpack_from(payload)
@@ -446,5 +446,5 @@ def _ones(request: AppendRequest, identities: NDArray[np.uint64]) -> NDArray[np.
 
 def stored_position(disk: Disk, folder: str) -> int:
     """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
-    payload = read_state_file(disk, f"{folder}/{_STATE_FILE_NAME}", _MAGIC)
+    payload = read_cached_state(disk, f"{folder}/{_STATE_FILE_NAME}", _MAGIC)
     return int(_HEAD.unpack_from(payload)[0]) if payload is not None else 0

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from protomq_broker.store.files.disk import Disk, remove_file
-from protomq_broker.store.files.side_files import read_state_file, write_state_file
+from protomq_broker.store.files.side_files import read_cached_state, write_state_file
 
 _MAGIC: Final = b"PMQBND01"
 _ROW: Final = np.dtype([("position", "<u8"), ("crc32c", "<u4")])
@@ -30,7 +30,7 @@ class BoundaryFiles:
 
     def read(self, base_position: int) -> list[tuple[int, int]]:
         """(position, CRC) of the boundaries in a segment, rising; none if there is no file that holds."""
-        payload = read_state_file(self._disk, self._path(base_position), _MAGIC)
+        payload = read_cached_state(self._disk, self._path(base_position), _MAGIC)
         if payload is None or len(payload) % _ROW.itemsize:
             return []
         rows: list[tuple[int, int]] = np.frombuffer(payload, _ROW).tolist()

@@ -377,7 +377,8 @@ class ConsumeQueue:
         except OSError as error:
             if error.errno not in UNREADABLE_ERRNOS:
                 raise
-            # A write of a part of a bad page has to read the rest of it. These are all entries of the file that anybody needs.
+            # A write of a part of a bad page has to read the rest of it. These are all entries of the file that anybody needs, but for
+            # those that were written while the log was searched for them. These are missed where somebody reads them, and healed too.
             files.unlink(path)
             write_fully(files.disk, files.get(path, create=True).fd, data, at)
         if self.synced_offset > queue_offset:  # at the file's start: its name is synced too

@@ -34,7 +34,7 @@ from protomq_broker.store.files.side_files import (
     OpenFiles,
     empty_folder,
     open_files_max,
-    read_state_file,
+    read_cached_state,
     why_not,
     write_state_file,
 )
@@ -55,7 +55,7 @@ from .found_files import FoundFiles
 from .lost_offsets import fill_beginnings, fill_ends
 from .queue_ends import QueueEnd, ends_below
 from .queue_flush import flush_together
-from .queue_replay import fill_up, note_given_twice, replay_queue, restart, sound_end
+from .queue_replay import fill_lost, fill_up, note_given_twice, replay_queue, restart, sound_end
 from .queue_rows import QueueRow, QueueRows, decode_rows
 
 log = logging.getLogger(__name__)
@@ -231,14 +231,18 @@ class ConsumeQueueTable:
             self._dirty |= fill_ends(ends, damaged, deleted, self.find, make)
 
     def begin_carried(self) -> None:
-        """Queues of which the log has told, and has no message: they continue at the offset that it told."""
+        """Queues of which the log has told, and has no message behind that: they continue at the offset that it told."""
         with self._lock:
             for (topic, queue_id), (_, end_offset, told_at) in self._carried.items():
                 queue = self._queues.get(topic, {}).get(queue_id) or self._add(topic, queue_id)
-                # What the files of a queue lacked, or an older table, and the log does not have, went with the log's front.
-                if queue.end_offset < end_offset and not _has_behind(queue, told_at):
+                if queue.end_offset >= end_offset or _has_behind(queue, told_at):
+                    continue
+                if _has_any_from(queue, self.log_start):
+                    fill_lost(queue, end_offset, told_at)
+                else:
+                    # What the files of a queue lacked, or an older table, and the log does not have, went with the log's front.
                     queue.reset(end_offset, end_offset)
-                    self._dirty.add(queue)
+                self._dirty.add(queue)
             self._carried = {}
             self._cut = set()
 
@@ -340,7 +344,7 @@ class ConsumeQueueTable:
         self._clear()
         self._disk.make_folder(self._folder)
         self._folder_file = OpenFile(self._disk, self._disk.open_folder(self._folder))
-        payload = read_state_file(self._disk, self._table_path, _MAGIC)
+        payload = read_cached_state(self._disk, self._table_path, _MAGIC)
         if payload is None:
             self.damage = why_not(self._disk, self._table_path, _MAGIC)
             self.known_ends += ends_below(self._disk, self._folder, self._folder)
@@ -455,13 +459,15 @@ class ConsumeQueueTable:
             for key in [key for key, told in self._carried.items() if key[0] == topic and told[-1] < position]:
                 del self._carried[key]
             is_known = position < self._checkpoint_position
-            # What the table knows does not count for a queue that is replayed from before.
-            queues = [queue for queue in self.queues_of(topic).values() if not is_known or queue in self._cut]
-            try:
-                if is_known and any(_begins_before(queue, position) for queue in self.queues_of(topic).values() if queue not in queues):
+            queues = list(self.queues_of(topic).values())
+            if is_known:
+                if any(_begins_before(queue, position) for queue in queues if queue not in self._cut):
                     log.error("%s/%s has files of an earlier topic of that name: they are older than the table", self._folder, topic)
                     self.needs_rebuild = True
                     continue
+                # What the table knows does not count for a queue that is replayed from before.
+                queues = [queue for queue in queues if queue in self._cut]
+            try:
                 old = [q for q in queues if q.first_at_or_beyond(position) == q.end_offset]
             except ConsumeQueueDamagedError:
                 continue  # readers are told, and the next start sees to it
@@ -648,7 +654,10 @@ def _begins_before(queue: ConsumeQueue, position: int) -> bool:
     """Whether the first message of a queue stands before `position` in the log."""
     if queue.known_min_offset == queue.end_offset:
         return False
-    first, size, _ = queue.entry(queue.known_min_offset)
+    try:
+        first, size, _ = queue.entry(queue.known_min_offset)
+    except ConsumeQueueDamagedError:
+        return False  # readers are told
     return bool(size) and first < position
 
 
@@ -662,6 +671,14 @@ def _has_behind(queue: ConsumeQueue, position: int) -> bool:
         return False
 
 
+def _has_any_from(queue: ConsumeQueue, log_start: int) -> bool:
+    """Whether the log, which begins at `log_start`, may have messages of the queue."""
+    try:
+        return queue.first_at_or_beyond(log_start) < queue.end_offset
+    except ConsumeQueueDamagedError:
+        return True
+
+
 def _ignore(_: object) -> None:
     pass
 
@@ -673,10 +690,10 @@ def _in_order(queues: Iterable[ConsumeQueue]) -> list[ConsumeQueue]:
 
 def has_table(disk: Disk, folder: str) -> bool:
     """Whether a start would go by the files in `folder`: else it rebuilds them, and what they hold is nothing to anybody."""
-    return read_state_file(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC) is not None
+    return read_cached_state(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC) is not None
 
 
 def stored_position(disk: Disk, folder: str) -> int:
     """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
-    payload = read_state_file(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC)
+    payload = read_cached_state(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC)
     return int(decode_rows(payload)[0]) if payload is not None else 0

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protomq_broker.store.files.disk import Disk
-from protomq_broker.store.files.side_files import read_state_file, why_not, write_state_file
+from protomq_broker.store.files.side_files import read_cached_state, why_not, write_state_file
 
 from .producer_runs import RUN_FIELDS
 from .producer_table import ROW
@@ -71,7 +71,7 @@ def read_snapshot(
     disk: Disk, folder: str
 ) -> tuple[int, SnapshotHead, NDArray[Any], memoryview] | str:
     """(position, what belongs to it, rows of the table, their older runs), or why there is none that can be used; "" if there is none."""
-    payload = read_state_file(disk, path_in(folder), _MAGIC)
+    payload = read_cached_state(disk, path_in(folder), _MAGIC)
     if payload is None:
         return why_not(disk, path_in(folder), _MAGIC)
     position, covered, forgotten_ms, runs_forgotten_ms, row_count, queue_count, _, names_size = (
@@ -91,7 +91,7 @@ def read_snapshot(
 
 def stored_position(disk: Disk, folder: str) -> int:
     """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
-    payload = read_state_file(disk, path_in(folder), _MAGIC)
+    payload = read_cached_state(disk, path_in(folder), _MAGIC)
     return int(_HEAD.unpack_from(payload)[0]) if payload is not None else 0
 
 

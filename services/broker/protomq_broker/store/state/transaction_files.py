@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from protomq_broker.store.files.disk import Disk
-from protomq_broker.store.files.side_files import read_state_file, why_not, write_state_file
+from protomq_broker.store.files.side_files import read_cached_state, why_not, write_state_file
 
 from .ended_transactions import ENDED_ROW
 from .transactions import HalfMessage, Known, OpenTransaction, TransactionKey
@@ -71,7 +71,7 @@ def save_transactions(disk: Disk, folder: str, known: Known, position: int) -> N
 def load_transactions(disk: Disk, folder: str) -> Saved | str:
     """What the file holds; why it does not."""
     path = f"{folder}/{_FILE_NAME}"
-    content = read_state_file(disk, path, _MAGIC)
+    content = read_cached_state(disk, path, _MAGIC)
     if content is None:
         return why_not(disk, path, _MAGIC)
     position, end_position, open_count, topic_count, names_size = _HEAD.unpack_from(content)

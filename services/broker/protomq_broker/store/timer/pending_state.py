@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protomq_broker.store.files.disk import Disk
-from protomq_broker.store.files.side_files import read_state_file, why_not, write_state_file
+from protomq_broker.store.files.side_files import read_cached_state, why_not, write_state_file
 
 from .timer_rows import ROW, Key
 
@@ -68,7 +68,7 @@ def write_state(disk: Disk, folder: str, state: PendingState) -> None:
 
 def read_state(disk: Disk, folder: str) -> PendingState | None:
     """What the file says; None if there is none that holds."""
-    content = read_state_file(disk, f"{folder}/{STATE_FILE_NAME}", _MAGIC)
+    content = read_cached_state(disk, f"{folder}/{STATE_FILE_NAME}", _MAGIC)
     if content is None:
         return None
     entries, removals, rows_from, count, size, log_time_ms, due_ms, position, next_number, run_count = (

@@ -13,7 +13,7 @@ import struct
 from typing import Final
 
 from protomq_broker.store.files.disk import Disk
-from protomq_broker.store.files.side_files import read_state_file, write_state_file
+from protomq_broker.store.files.side_files import read_cached_state, write_state_file
 
 RECALLED_FILE_NAME: Final = "recalled.bin"
 RECALLED_COUNT_MAX: Final = 16_384
@@ -68,7 +68,7 @@ class RecalledMessages:
 
     def load(self) -> None:
         """Takes over what the file holds; nothing if it does not hold."""
-        content = read_state_file(self._disk, self._path, _MAGIC) or b""
+        content = read_cached_state(self._disk, self._path, _MAGIC) or b""
         size = _KEY.size
         self._keys = dict.fromkeys(content[start : start + size] for start in range(0, len(content), size))
         self._frozen = self._saved = content
