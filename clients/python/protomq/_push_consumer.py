@@ -238,7 +238,7 @@ class PushConsumer(PushBase):
         commits.
 
         Returns how many messages were begun and are not done: they come again. May be called twice. A listener, and what else is called
-        on the consumer's threads, a hook or an allocation, must call `request_stop` instead: it raises ConfigurationError there, and does
+        on the consumer's threads, a hook or an allocation, must call `request_stop` instead. There it raises ConfigurationError, and ends
         nothing.
 
         It ends a `start` that is under way in another thread. In the same one, as in a signal's handler, it only says that it is to end.
