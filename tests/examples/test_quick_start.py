@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from mypy import api
 
 PAGE = Path(__file__).parents[2] / "docs" / "quick_start.md"
 ADDRESS = "127.0.0.1:10911"
 TIMEOUT_S = 120.0
-NUMBERS = re.compile(r"process \d+|127\.0\.0\.1:\d+")
+NUMBERS = re.compile(r"process \d+|127\.0\.0\.1:\d+|(?<=airport/)\d+@\d+")
 
 
 class Block(NamedTuple):
@@ -36,6 +37,15 @@ class Block(NamedTuple):
 def blocks() -> Iterator[Block]:
     for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE):
         yield Block(language, text)
+
+
+def write(text: str, folder: Path, address: str = ADDRESS) -> Path:
+    """Writes a file of the page. Its name is in its first line."""
+    name = re.match(r"# (\S+)\n", text)
+    assert name is not None, text
+    path = folder / name[1]
+    path.write_text(re.sub(r"(grpc_port|remoting_port): \d+", r"\1: 0", text).replace(ADDRESS, address))
+    return path
 
 
 def plain(lines: list[str]) -> list[str]:
@@ -78,6 +88,13 @@ class Running:
         self.process.stdout.close()
 
 
+def test_the_programs_of_the_quick_start_type_check(tmp_path: Path) -> None:
+    files = [write(text, tmp_path) for language, text in blocks() if language == "python"]
+    assert len(files) >= 7
+    said, trouble, code = api.run(["--strict", "--config-file=", f"--cache-dir={tmp_path}", *map(str, files)])
+    assert code == 0, said + trouble
+
+
 @pytest.mark.slow
 def test_the_quick_start_runs_as_it_is_printed(tmp_path: Path) -> None:
     binaries = str(Path(sys.executable).parent)
@@ -90,10 +107,7 @@ def test_the_quick_start_runs_as_it_is_printed(tmp_path: Path) -> None:
     try:
         for language, text in blocks():
             if language != "sh":
-                name = re.match(r"# (\S+)\n", text)
-                assert name is not None, text
-                file = re.sub(r"(grpc_port|remoting_port): \d+", r"\1: 0", text)
-                (tmp_path / name[1]).write_text(file.replace(ADDRESS, environment.get("PROTOMQ_NAMESRV_ADDR", "")))
+                write(text, tmp_path, environment.get("PROTOMQ_NAMESRV_ADDR", ""))
                 continue
             first, *expected = text.splitlines()
             command = first.removeprefix("$ ")
@@ -114,10 +128,10 @@ def test_the_quick_start_runs_as_it_is_printed(tmp_path: Path) -> None:
                 assert code == 0
             else:
                 done = subprocess.run(
-                    ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S,
-                    check=False,
+                    ["bash", "-c", command], cwd=tmp_path, env=environment, text=True, timeout=TIMEOUT_S, check=False,
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 )  # fmt: skip
-                assert (done.returncode, done.stdout.splitlines()) == (0, expected), f"{command}\n{done.stdout}{done.stderr}"
+                assert (done.returncode, plain(done.stdout.splitlines())) == (0, plain(expected)), f"{command}\n{done.stdout}"
         assert commands >= 10
         assert [server.process.poll() for server in servers] == [None, None]
         assert [server.stop() for server in reversed(servers)] == [0, 0]

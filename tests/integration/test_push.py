@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -768,6 +769,49 @@ def test_run_ends_when_a_listener_asks_for_it(
     assert "would wait for itself" in refused[0]
     with pytest.raises(ConfigurationError, match="started once"):
         consumer.start()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_stop_in_a_listener_is_refused_and_run_goes_on(
+    is_async: bool, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    refused: list[str] = []
+    seen: Counter[bytes] = Counter()
+
+    def heard(message: Message, error: ConfigurationError, end: Callable[[], None]) -> None:
+        refused.append(str(error))
+        seen[message.body] += 1
+        if len(refused) == 1:  # What comes after the refusal goes to the listener, too.
+            send(protomq_producer, protomq_topic, 9, first=1)
+        if len(seen) == 10:
+            end()
+
+    def run() -> int:
+        consumer = PushConsumer(f"g-{protomq_topic}", namesrv=protomq_server.namesrv)
+
+        @consumer.on(protomq_topic)
+        def listen(message: Message) -> None:
+            with pytest.raises(ConfigurationError) as error:
+                consumer.stop()
+            heard(message, error.value, consumer.request_stop)
+
+        return consumer.run()
+
+    async def run_async() -> int:
+        consumer = AsyncPushConsumer(f"g-{protomq_topic}", namesrv=protomq_server.namesrv)
+
+        @consumer.on(protomq_topic)
+        async def listen(message: Message) -> None:
+            with pytest.raises(ConfigurationError) as error:
+                await consumer.stop()
+            heard(message, error.value, consumer.request_stop)
+
+        return await consumer.run()
+
+    send(protomq_producer, protomq_topic, 1)
+    assert (asyncio.run(run_async()) if is_async else run()) == 0
+    assert seen == {b"%d" % number: 1 for number in range(10)}
+    assert ["would wait for itself" in text for text in refused] == [True] * 10
 
 
 @pytest.mark.parametrize("topic", ["there", "not there"])

@@ -227,22 +227,23 @@ class AsyncPushConsumer(PushBase):
         within_s = self.options.drain_timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s, zero=True)
         if self._is_left_behind:
             return 0
+        task = asyncio.current_task()
+        is_part = task in self._pool or task in self._own_tasks
+        ends = self._closing.is_own or self._closing.is_over or self._is_ending
+        if task in self._pool and not ends:
+            raise ConfigurationError(
+                "stop() in a listener would wait for itself: call request_stop(), which ends run()"
+            )
         self._stop_wanted.set()
         if self._starting is not None:
             self._check_loop()
             self._starting.is_wanted = False
             await self._starting.over.wait()
         consumer = self._consumer
-        task = asyncio.current_task()
-        is_part = task in self._pool or task in self._own_tasks
         if consumer is None or self._closing.is_own or (self._is_ending and is_part):
             return 0
         if not self._closing.is_over:
             self._check_loop()
-            if task in self._pool:
-                raise ConfigurationError(
-                    "stop() in a listener would wait for itself: call request_stop(), which ends run()"
-                )
             self._drains_until_s = min(self._drains_until_s, time.monotonic() + within_s)
             self._state.stop()
             self._drained.set()

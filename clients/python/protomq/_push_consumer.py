@@ -238,7 +238,8 @@ class PushConsumer(PushBase):
         commits.
 
         Returns how many messages were begun and are not done: they come again. May be called twice. A listener, and what else is called
-        on the consumer's threads, a hook or an allocation, must call `request_stop` instead.
+        on the consumer's threads, a hook or an allocation, must call `request_stop` instead. There it raises ConfigurationError, and ends
+        nothing.
 
         It ends a `start` that is under way in another thread. In the same one, as in a signal's handler, it only says that it is to end.
         In a forked child, as at the end of a `with`, it does nothing: the consumer is the parent's.
@@ -246,7 +247,6 @@ class PushConsumer(PushBase):
         within_s = self.options.drain_timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s, zero=True)
         if self._is_left_behind:
             return 0
-        self._stop_wanted.set()
         thread = threading.current_thread()
         if thread in self._pool or thread in self._threads:
             if self._is_ending:
@@ -254,6 +254,7 @@ class PushConsumer(PushBase):
             raise ConfigurationError(
                 "stop() in a listener or a hook would wait for itself: call request_stop(), which ends run()"
             )
+        self._stop_wanted.set()
         starting = self._starting
         if starting is not None:
             starting.is_wanted = False

@@ -477,7 +477,7 @@ class PushState:
 
     def _cut(self, work: Work, now_s: float, idle_count: int) -> Run:
         waiting = work.waiting
-        listener = work.listener or self._listener_of(waiting[0])
+        listener = work.listener or self.listener_of(waiting[0])
         count = self._run_length(RUN_TARGET_S)
         if not self.options.orderly:
             share = -(-self._waiting_count // max(idle_count, 1))
@@ -485,7 +485,7 @@ class PushState:
         count = min(max(count, listener.batch_size or 1), len(waiting))
         if work.listener is None:
             for i in range(1, count):
-                if self._listener_of(waiting[i]) is not listener:
+                if self.listener_of(waiting[i]) is not listener:
                     count = i
                     break
         if count == len(waiting):
@@ -522,7 +522,7 @@ class PushState:
         victim.last_offset = stolen[0]._queue_offset - 1
         return self._begin(Run(victim.work, victim.listener, stolen, len(stolen), now_s))
 
-    def _listener_of(self, message: Message) -> Listener:
+    def listener_of(self, message: Message) -> Listener:
         """Of a retry: the one of the topic in which this group had the message, and no other.
 
         So it is if that topic was unsubscribed, or another subscription has come in its place: see `PushConsumer.unsubscribe`.
@@ -530,8 +530,8 @@ class PushState:
         try:
             topic = _consumed_topic(message)
         except CorruptMessageError:
-            return _NOBODY
-        return self._listeners.get(topic, _NOBODY)
+            return NOBODY
+        return self._listeners.get(topic, NOBODY)
 
     def _collect(self, run: Run) -> None:
         """What its owner has reported as done."""
@@ -709,4 +709,5 @@ def _without_listener(message: Message) -> None:
     raise LookupError(f"this consumer has no listener for topic {_consumed_topic(message)!r}")
 
 
-_NOBODY: Final = Listener(_without_listener, "no listener", False)
+NOBODY: Final = Listener(_without_listener, "no listener", False)
+"""Whom a retry goes to whose topic never had a listener here."""

@@ -16,7 +16,6 @@ import inspect
 import re
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +24,7 @@ from .body_codecs import codec_of
 from .errors import ConfigurationError, SchemaError
 
 _LISTS: Final = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+_ANYTHING: Final = (inspect.Parameter.empty, Any, object)
 _MESSAGE_TEXT: Final = re.compile(r"(?:(?:\w+\.)*(?:list|List|Sequence|Iterable|Collection)\[)?(?:\w+\.)*Message\]?")
 """A hint that is a text, and whose names are there for type checkers only."""
 
@@ -70,7 +70,7 @@ def taken_by(call: Callable[..., Any], name: str, is_batch: bool) -> Taken:
 
 
 def _taken(first: Any, second: Any, name: str, is_batch: bool) -> Taken:
-    if first in (inspect.Parameter.empty, Any, object):
+    if first in _ANYTHING:
         return MESSAGES
     if is_batch:
         if typing.get_origin(first) not in _LISTS:
@@ -110,16 +110,23 @@ def _hints(call: Callable[..., Any], name: str) -> tuple[Any, Any, int]:
             )
     required_count = sum(one.default is one.empty for one in found)
     first = _resolved(call, found[0].annotation, name) if found else inspect.Parameter.empty
-    second = None
-    if len(found) > 1:
-        # One that is not known is nobody's Message.
-        with suppress(ConfigurationError):
-            second = _resolved(call, found[1].annotation, name)
+    second = _second(call, found[1], first, name) if len(found) > 1 else None
     return first, second, required_count
 
 
+def _second(call: Callable[..., Any], parameter: inspect.Parameter, first: Any, name: str) -> Any:
+    """The hint of the second argument. One that is not known is refused only where nothing but a Message could be given."""
+    try:
+        second = _resolved(call, parameter.annotation, name)
+    except ConfigurationError:
+        if first in _ANYTHING or parameter.default is not parameter.empty:
+            return None
+        raise
+    return Message if second is parameter.empty and isinstance(parameter.annotation, str) else second
+
+
 def _resolved(call: Callable[..., Any], hint: Any, name: str) -> Any:
-    """What a hint stands for that may be a text."""
+    """What a hint stands for that may be a text; Parameter.empty for messages whose names are there for type checkers only."""
     if not isinstance(hint, str):
         return hint
     function: Any = inspect.unwrap(getattr(call, "func", call))

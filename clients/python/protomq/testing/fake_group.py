@@ -36,8 +36,9 @@ from protomq._group_admin import RETRY_COUNT_MAX as GROUP_RETRY_COUNT_MAX
 from protomq._message import Message
 from protomq._producer_options import ProducerOptions
 from protomq._push_consumer import PushConsumer
-from protomq._push_results import Failure
-from protomq._push_state import Run, Work, judge_in_order
+from protomq._push_results import Failure, Listener
+from protomq._push_state import NOBODY, Run, Work, judge_in_order
+from protomq._push_steps import Wanted
 from protomq._push_work import Worker
 from protomq._seldom import SaidSeldom
 from protomq._send_back import DELAY_MAX_S, error_text
@@ -70,6 +71,8 @@ QUEUE_COUNT: Final = 8
 """Of a topic, as a broker makes it."""
 ADVANCE_MAX_S: Final = 10 * 366 * 86_400
 DELAY_LEVELS_S: Final = (1, 5, *RETRY_DELAYS_S)
+_RETRIES: Final = Wanted("", NOBODY)
+"""The subscription to the group's retries. Each goes to the listener of its topic."""
 
 
 class DeadLetter(NamedTuple):
@@ -105,9 +108,45 @@ class FakeMember:
         self.done: list[Message] = []
         self._uncommitted: list[_Waiting] = []
         self._as_member = GroupMember(name, consumer.options.machine_room)
+        self._starts()
 
     def __repr__(self) -> str:
         return f"FakeMember({self.name!r})"
+
+    def _starts(self) -> None:
+        """What its program asked of a consumer that ran before is over."""
+        self.consumer._stop_wanted.clear()
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self.consumer._stop_wanted.is_set()
+
+    def _subscription(self, queue: MessageQueue) -> Wanted | None:
+        """By which it gets messages of a queue; None: it wants none of them. Retries come while it has listened to anything."""
+        consumer = self.consumer
+        if self._is_stopping:
+            return None
+        if queue.topic == retry_topic(consumer.group):
+            return _RETRIES if consumer._listeners else None
+        return consumer._wanted.get(queue.topic)
+
+
+class _Holder(NamedTuple):
+    """Who gets the messages of a queue, and by which subscription."""
+
+    member: FakeMember
+    wanted: Wanted
+
+    def may_begin(self) -> bool:
+        return not self.member.consumer.is_suspended
+
+    def listener_of(self, message: Message) -> Listener:
+        if self.wanted is _RETRIES:
+            return self.member.consumer._state.listener_of(message)
+        return self.wanted.listener
+
+    def is_same(self, other: _Holder | None) -> bool:
+        return other is not None and self.member is other.member and self.wanted is other.wanted
 
 
 class FakeGroup:
@@ -153,6 +192,8 @@ class FakeGroup:
         self._offsets: dict[MessageQueue, itertools.count[int]] = {}
         self._waiting: list[_Waiting] = []
         self._suspended_until_ms: dict[MessageQueue, int] = {}
+        self._holders: dict[MessageQueue, _Holder] = {}
+        """Of queues that somebody has; see `_follow_members`."""
         self._commit_interval_ms = round(consumer.options.commit_interval_s * 1000)
         self._next_commit_ms = self.clock.monotonic_ms() + self._commit_interval_ms
 
@@ -214,10 +255,12 @@ class FakeGroup:
             raise ConfigurationError(f"a member of {joining.group!r} cannot join {first.group!r}")
         if joining.options.broadcast or first.options.broadcast:
             raise ConfigurationError("each member of a broadcasting group gets all messages: make a FakeGroup for each")
+        self._follow_members()
+        going_on = [member for member in self.members if not member._is_stopping]
         self._member_number += 1
         member = FakeMember(f"member-{self._member_number}", joining)
-        self.members.append(member)
-        self._commit_what_moved()
+        self.members = [*going_on, member]
+        self._follow_members()
         return member
 
     def leave(self, member: FakeMember) -> None:
@@ -226,7 +269,7 @@ class FakeGroup:
         if len(self.members) == 1:
             raise ConfigurationError("the last member cannot leave: who would be given what waits?")
         self.members.remove(member)
-        self._commit_what_moved()
+        self._follow_members()
 
     def crash(self, member: FakeMember | None = None) -> list[Message]:
         """A member dies, and the others take over at its last commit: these messages are delivered again, beside those that wait.
@@ -234,6 +277,7 @@ class FakeGroup:
         The last one is followed by one like it at once. None: the only one. Among them are messages that failed: the retry that the broker
         has made of one comes, too. That is what "at least once" means.
         """
+        self._follow_members()
         if member is None:
             if len(self.members) > 1:
                 raise ConfigurationError(f"crash(member): say which of {len(self.members)} members, such as group.members[1]")
@@ -241,21 +285,20 @@ class FakeGroup:
         self._check_member(member)
         again, member._uncommitted = member._uncommitted, []
         self._put_back(again)
-        had = {queue for queue in self._offsets if self._owner(queue) is member}
-        self._suspended_until_ms = {queue: until_ms for queue, until_ms in self._suspended_until_ms.items() if queue not in had}
-        for one in self._waiting:
-            if one.message.queue in had:
-                one.message._tries = 0  # An orderly member counts them itself.
-                one.is_kept = False
+        for queue in [queue for queue, holder in self._holders.items() if holder.member is member]:
+            self._forget(queue)
         if len(self.members) > 1:
             self.members.remove(member)
-            self._commit_what_moved()
+        else:
+            member._starts()
+        self._follow_members()
         return [one.message for one in again]
 
     def queue_ids(self, member: FakeMember, topic: str) -> list[int]:
         """The queues of a topic that a member has now."""
         self._check_member(member)
-        return [queue.queue_id for queue in self._queues(topic) if self._owner(queue) is member]
+        holders = [(queue.queue_id, self._holder(queue)) for queue in self._queues(topic)]
+        return [queue_id for queue_id, holder in holders if holder is not None and holder.member is member]
 
     @property
     def waiting(self) -> list[Message]:
@@ -264,8 +307,10 @@ class FakeGroup:
 
     @property
     def next_due_in_s(self) -> float:
-        """Until the next one is; infinity if none waits."""
-        due_ms = min((self._due_ms(one) for one in self._waiting), default=math.inf)
+        """Until the next one is; infinity if none waits for its time: where nobody listens, or all are suspended, time changes nothing."""
+        self._follow_members()
+        holders = {queue: holder for queue, holder in self._holders.items() if holder.may_begin()}
+        due_ms = min((self._due_ms(one) for one in self._waiting if one.message.queue in holders), default=math.inf)
         return max(due_ms - self.clock.monotonic_ms(), 0) / 1000
 
     def _check_listeners(self) -> None:
@@ -286,11 +331,11 @@ class FakeGroup:
         count = 0
         with asyncio.Runner() as runner:
             while (found := self._next_batch()) is not None:
-                member, batch = found
+                member, listener, batch = found
                 count += len(batch)
-                run, worker, settle = self._begun(member, batch)
+                run, worker, settle = self._begun(member, listener, batch)
                 with self._comes_again(batch):
-                    if run.listener.is_coroutine:
+                    if listener.is_coroutine:
                         runner.run(worker.work_async(run))
                     else:
                         worker.work(run)
@@ -302,11 +347,11 @@ class FakeGroup:
         self._check_listeners()
         count = 0
         while (found := self._next_batch()) is not None:
-            member, batch = found
+            member, listener, batch = found
             count += len(batch)
-            run, worker, settle = self._begun(member, batch)
+            run, worker, settle = self._begun(member, listener, batch)
             with self._comes_again(batch):
-                if run.listener.is_coroutine:
+                if listener.is_coroutine:
                     await worker.work_async(run)
                 else:
                     worker.work(run)
@@ -347,56 +392,83 @@ class FakeGroup:
     def _is_of_retries(self, topic: str) -> bool:
         return topic == retry_topic(self.members[0].consumer.group)
 
-    def _owner(self, queue: MessageQueue) -> FakeMember | None:
-        """Whose a queue is, by the members' allocation; one that is alone has all. None: nobody's."""
+    def _holder(self, queue: MessageQueue) -> _Holder | None:
+        """Who has a queue, by the members' allocation; one that is alone has all. None: nobody."""
+        here = [_Holder(member, wanted) for member in self.members if (wanted := member._subscription(queue)) is not None]
         if len(self.members) == 1:
-            return self.members[0]
-        here = [one for one in self.members if self._is_of_retries(queue.topic) or queue.topic in one.consumer._wanted]
-        queues, as_members = self._queues(queue.topic), sorted(one._as_member for one in here)
+            return here[0] if here else None
+        queues, as_members = self._queues(queue.topic), sorted(one.member._as_member for one in here)
         for one in here:
-            if queue in one.consumer.options.allocation.share(one._as_member, queues, as_members):
+            if queue in one.member.consumer.options.allocation.share(one.member._as_member, queues, as_members):
                 return one
         return None
 
-    def _commit_what_moved(self) -> None:
-        for member in self.members:
-            member._uncommitted = [one for one in member._uncommitted if self._owner(one.message.queue) is member]
+    def _follow_members(self) -> None:
+        """Those that were asked to stop commit and leave; the last one stays in the list. Who loses a queue commits what is done of it.
+
+        That also holds where a member does so by itself, as it unsubscribes.
+        """
+        stopping = [member for member in self.members if member._is_stopping]
+        for member in stopping:
+            member._uncommitted.clear()
+        self.members = [member for member in self.members if member not in stopping] or self.members[-1:]
+        for queue in self._offsets:
+            had, holder = self._holders.get(queue), self._holder(queue)
+            if had is not None and not had.is_same(holder):
+                had.member._uncommitted = [one for one in had.member._uncommitted if one.message.queue != queue]
+                self._forget(queue)
+            if holder is not None:
+                self._holders[queue] = holder
+
+    def _forget(self, queue: MessageQueue) -> None:
+        """Whoever has the queue next begins at its first message that is not done, at once, and counts tries from the beginning."""
+        self._holders.pop(queue, None)
+        self._suspended_until_ms.pop(queue, None)
+        for one in self._waiting:
+            if one.message.queue == queue:
+                one.message._tries = 0  # An orderly member counts them itself.
+                one.is_kept = False
 
     def _check_member(self, member: FakeMember) -> None:
         if member not in self.members:
             raise ConfigurationError(f"{member!r} is no member of this group, or is not any more")
 
-    def _next_batch(self) -> tuple[FakeMember, list[_Waiting]] | None:
-        """What one call of a listener gets, and of which member; messages that nobody wants are left out."""
+    def _next_batch(self) -> tuple[FakeMember, Listener, list[_Waiting]] | None:
+        """What one call of a listener gets, and of which member; messages that filters or hooks keep from it are left out."""
+        self._follow_members()
         batch: list[_Waiting] = []
-        topic = ""
         member: FakeMember | None = None
+        listener: Listener | None = None
         for one in self._in_order():
             if self._due_ms(one) > self.clock.monotonic_ms():
                 break
-            owner = self._owner(one.message.queue)
-            if owner is None or (member is not None and owner is not member):
+            queue = one.message.queue
+            holder = self._holders.get(queue)
+            if holder is None or not holder.may_begin() or (member is not None and holder.member is not member):
                 continue
-            wanted = owner.consumer._wanted.get(_topic_of(one.message))
-            if wanted is None or (wanted.tags and one.message.tag not in wanted.tags):
+            if holder.wanted.tags and one.message.tag not in holder.wanted.tags:
                 self._waiting.remove(one)
                 continue
             if not one.is_kept:
-                if not owner.consumer._hooks.kept([one.message]):
+                if not holder.member.consumer._hooks.kept([one.message]):
                     self._waiting.remove(one)
                     continue
                 one.is_kept = True
-            if batch and (topic != wanted.topic or len(batch) >= (wanted.listener.batch_size or 1)):
-                break
-            if batch and owner.consumer.options.orderly and one.message.queue != batch[0].message.queue:
-                continue
-            topic, member = wanted.topic, owner
+            found = holder.listener_of(one.message)
+            if listener is not None:
+                if found is not listener or len(batch) >= (listener.batch_size or 1):
+                    break
+                if member is not None and member.consumer.options.orderly and queue != batch[0].message.queue:
+                    continue
+            member, listener = holder.member, found
             batch.append(one)
         for one in batch:
             self._waiting.remove(one)
-        return None if member is None else (member, batch)
+        return None if member is None or listener is None else (member, listener, batch)
 
-    def _begun(self, member: FakeMember, batch: Sequence[_Waiting]) -> tuple[Run, Worker, Callable[[], None]]:
+    def _begun(
+        self, member: FakeMember, listener: Listener, batch: Sequence[_Waiting]
+    ) -> tuple[Run, Worker, Callable[[], None]]:
         """What is to be worked on, and what is to be called then."""
         failed: list[tuple[Message, Failure]] = []
 
@@ -408,7 +480,6 @@ class FakeGroup:
                     failed.append((message, failure))
 
         messages = deque(one.message for one in batch)
-        listener = member.consumer._wanted[_topic_of(messages[0])].listener
         options = member.consumer.options
         run = Run(Work(messages[0].queue, listener), listener, messages, len(batch), 0.0, options.orderly)
         comes_again = not options.broadcast
@@ -535,9 +606,3 @@ def _check_span(name: str, value: object, most_s: float) -> None:
         raise WrongTypeError(f"{name} is a number of seconds, not {value!r}")
     if not 0 <= value <= most_s:
         raise ConfigurationError(f"{name} is 0 to {most_s:,.0f} seconds, not {value}")
-
-
-def _topic_of(message: Message) -> str:
-    """The topic whose listener it goes to: of a retry, the one where it comes from."""
-    origin = message.origin
-    return origin.topic if origin is not None else message.topic
