@@ -638,6 +638,7 @@ def test_a_topic_can_be_added_and_taken_away_while_it_runs(
         wait_for(lambda: {queue.topic for queue in consumer.assignment()} <= {protomq_topic, f"%RETRY%{group}"}, PATIENCE_S)
         send(protomq_producer, protomq_topic, 1)
         wait_for(lambda: seen == [b"0"], PATIENCE_S)
+    assert (seen, more) == ([b"0"], [b"more"])
 
 
 def test_retries_of_a_topic_that_was_taken_away_come_to_the_listener_that_it_had_and_no_other_message_does(

@@ -124,12 +124,14 @@ def see_result(future: Future[SendResult]) -> None:
 )
 def test_a_failure_that_somebody_has_looked_at_is_not_told(
     look: Callable[[Future[SendResult]], object],
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
     cluster = FakeCluster()
     fail_all(cluster)
     with Producer(transport=FakeSyncTransport(cluster)) as producer:
         look(producer.send_async("T", b"x"))
         producer.flush()
+    assert not recwarn.list
 
 
 def test_who_looked_before_the_failure_has_seen_it() -> None:

@@ -455,6 +455,7 @@ def test_a_loop_and_a_member_that_nobody_has_any_more_are_not_kept_by_the_thread
 
     wait_for(is_gone, PATIENCE_S)
     watch.close()
+    assert is_gone()
 
 
 @FAILURES

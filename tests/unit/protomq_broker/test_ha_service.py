@@ -122,27 +122,26 @@ def test_the_status_says_that_too_few_copies_are_in_sync_for_sends(copies_min: i
     assert service.get_ha_status(ha.GetHaStatusRequest(), None).problem == problem  # type: ignore[arg-type]
 
 
-def test_the_status_of_a_broker_that_gives_up_its_lead_does_not_speak_of_too_few_copies() -> None:
-    view = LeadershipView("1", "HANDING_OVER", 1, "1", ("1", "2"), ())
-    leadership = SimpleNamespace(view=lambda: view, report=lambda end, reports: Standing(2, 0, False, alone=False))
+def judged(view: LeadershipView, standing: Standing) -> tuple[HaService, ha.GetHaStatusResponse]:
+    """The service of an elected broker whose leadership has this view and standing, and the status that it gives."""
+    leadership = SimpleNamespace(view=lambda: view, report=lambda end, reports: standing)
     config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
     service = HaService(
         open_store(SimDisk()), config, ManualClock(), "b", lambda: 7, lambda verdict: None, leadership=leadership,  # type: ignore[arg-type]
     )  # fmt: skip
     service._judge()
-    status = service.get_ha_status(ha.GetHaStatusRequest(), None)  # type: ignore[arg-type]
+    return service, service.get_ha_status(ha.GetHaStatusRequest(), None)  # type: ignore[arg-type]
+
+
+def test_the_status_of_a_broker_that_gives_up_its_lead_does_not_speak_of_too_few_copies() -> None:
+    view = LeadershipView("1", "HANDING_OVER", 1, "1", ("1", "2"), ())
+    _, status = judged(view, Standing(2, 0, False, alone=False))
     assert status.problem == "this broker does not lead yet, or not any more: it takes no messages"
 
 
 def test_the_status_of_an_elected_master_counts_no_member_of_its_set_that_does_not_keep_up() -> None:
     view = LeadershipView("1", "LEADING", 1, "1", ("1", "2", "3"), (), late=("2",), etcd_problem="etcd has not answered")
-    leadership = SimpleNamespace(view=lambda: view, report=lambda end, reports: Standing(3, 0, True, alone=False, late=1))
-    config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
-    service = HaService(
-        open_store(SimDisk()), config, ManualClock(), "b", lambda: 7, lambda verdict: None, leadership=leadership,  # type: ignore[arg-type]
-    )  # fmt: skip
-    service._judge()
-    status = service.get_ha_status(ha.GetHaStatusRequest(), None)  # type: ignore[arg-type]
+    service, status = judged(view, Standing(3, 0, True, alone=False, late=1))
     assert (status.in_sync_count, service.verdict.in_sync_count) == (2, 3), "sends wait for all three"
     assert (list(status.leadership.late), status.leadership.etcd_problem) == (["2"], "etcd has not answered")
 
