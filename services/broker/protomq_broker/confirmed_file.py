@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("protomq.broker")
 
+
 class ConfirmedFile:
     """One thread."""
 

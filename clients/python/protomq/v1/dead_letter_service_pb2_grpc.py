@@ -62,8 +62,9 @@ class DeadLetterServiceServicer(object):
 
     def ReplayDeadLetters(self, request, context):
         """ReplayDeadLetters sends dead letters to their original topics again, a slice in each call: a copy, with the same id, whose attempts begin
-        at 0. Those of expired transactions go to TRANS_CHECK_MAX_TIME_TOPIC, where their group had them. The copies and the record that they were replayed are one append: a dead letter is replayed once, whatever happens, unless `again` is
-        set. It is answered when a send would be answered SEND_OK.
+        at 0. Those of expired transactions go to TRANS_CHECK_MAX_TIME_TOPIC, where their group had them. The copies and the record that they
+        were replayed are one append: a dead letter is replayed once, whatever happens, unless `again` is set. It is answered when a send would
+        be answered SEND_OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

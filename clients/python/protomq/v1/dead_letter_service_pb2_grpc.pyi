@@ -39,8 +39,9 @@ class DeadLetterServiceStub:
     """ListDeadLetters lists the groups that have a topic of dead letters at this broker."""
     ReplayDeadLetters: _grpc.UnaryUnaryMultiCallable[_dead_letter_service_pb2.ReplayDeadLettersRequest, _dead_letter_service_pb2.ReplayDeadLettersResponse]
     """ReplayDeadLetters sends dead letters to their original topics again, a slice in each call: a copy, with the same id, whose attempts begin
-    at 0. Those of expired transactions go to TRANS_CHECK_MAX_TIME_TOPIC, where their group had them. The copies and the record that they were replayed are one append: a dead letter is replayed once, whatever happens, unless `again` is
-    set. It is answered when a send would be answered SEND_OK.
+    at 0. Those of expired transactions go to TRANS_CHECK_MAX_TIME_TOPIC, where their group had them. The copies and the record that they
+    were replayed are one append: a dead letter is replayed once, whatever happens, unless `again` is set. It is answered when a send would
+    be answered SEND_OK.
     """
 
 @_typing.type_check_only
@@ -54,8 +55,9 @@ class DeadLetterServiceAsyncStub(DeadLetterServiceStub):
     """ListDeadLetters lists the groups that have a topic of dead letters at this broker."""
     ReplayDeadLetters: _aio.UnaryUnaryMultiCallable[_dead_letter_service_pb2.ReplayDeadLettersRequest, _dead_letter_service_pb2.ReplayDeadLettersResponse]  # type: ignore[assignment]
     """ReplayDeadLetters sends dead letters to their original topics again, a slice in each call: a copy, with the same id, whose attempts begin
-    at 0. Those of expired transactions go to TRANS_CHECK_MAX_TIME_TOPIC, where their group had them. The copies and the record that they were replayed are one append: a dead letter is replayed once, whatever happens, unless `again` is
-    set. It is answered when a send would be answered SEND_OK.
+    at 0. Those of expired transactions go to TRANS_CHECK_MAX_TIME_TOPIC, where their group had them. The copies and the record that they
+    were replayed are one append: a dead letter is replayed once, whatever happens, unless `again` is set. It is answered when a send would
+    be answered SEND_OK.
     """
 
 class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -78,8 +80,9 @@ class DeadLetterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_dead_letter_service_pb2.ReplayDeadLettersResponse, _abc.Awaitable[_dead_letter_service_pb2.ReplayDeadLettersResponse]]:
         """ReplayDeadLetters sends dead letters to their original topics again, a slice in each call: a copy, with the same id, whose attempts begin
-        at 0. Those of expired transactions go to TRANS_CHECK_MAX_TIME_TOPIC, where their group had them. The copies and the record that they were replayed are one append: a dead letter is replayed once, whatever happens, unless `again` is
-        set. It is answered when a send would be answered SEND_OK.
+        at 0. Those of expired transactions go to TRANS_CHECK_MAX_TIME_TOPIC, where their group had them. The copies and the record that they
+        were replayed are one append: a dead letter is replayed once, whatever happens, unless `again` is set. It is answered when a send would
+        be answered SEND_OK.
         """
 
 def add_DeadLetterServiceServicer_to_server(servicer: DeadLetterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

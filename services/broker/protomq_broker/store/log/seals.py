@@ -27,7 +27,7 @@ from protomq.wire.record import (
     SEAL_TAG,
     encode_seal,
 )
-from protomq_broker.store.files.disk import Disk, read_fully
+from protomq_broker.store.files.disk import Disk, path_named, read_fully
 
 from .segment import SegmentFolder
 
@@ -180,10 +180,8 @@ class LogWalker:
         while True:
             left = min(segment.end_position, self._end_position) - self.position
             size_bytes = min(size_bytes, left)
-            try:
+            with path_named(segment.path):
                 data = read_fully(self._disk, segment.fd, size_bytes, self.position - segment.base_position)
-            except OSError as error:  # of a file that is open, the system does not name it
-                raise OSError(error.errno, error.strerror, segment.path) from error
             if not data:
                 return WalkedBlock(self.position, b"", problem="the segment file is cut short")
             block = walk_appends(data, self.position, self.crc32c)
