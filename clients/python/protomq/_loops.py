@@ -25,6 +25,7 @@ class Loop:
         self._messages: list[Message] = []
         self.left: Iterator[Message] = iter(self._messages)
         self.moved: set[MessageQueue] = set()
+        self._taken: list[Message] = []
 
     def fill(self, messages: Iterable[Message]) -> None:
         """More, behind what is left."""
@@ -32,8 +33,17 @@ class Loop:
         self.left = iter(self._messages)
         self.moved.clear()
 
+    @property
+    def is_through(self) -> bool:
+        """Whether it hands on nothing more of what it was given, as it has handed on all, or was left."""
+        return not length_hint(self.left)
+
+    def unseen(self) -> list[Message]:
+        """What was not handed on, also where the loop was left."""
+        return self._taken + self._messages[len(self._messages) - length_hint(self.left) :]
+
     def unseen_offsets(self) -> dict[MessageQueue, int]:
-        """By queue, the first message that was not handed on."""
+        """By queue, the first message that was not handed on and may be yet."""
         first: dict[MessageQueue, int] = {}
         for message in self._messages[len(self._messages) - length_hint(self.left) :]:
             if message.queue not in self.moved:
@@ -42,4 +52,6 @@ class Loop:
 
     def take_unseen(self) -> list[Message]:
         """What was not handed on, and is not any more."""
-        return [message for message in self.left if message.queue not in self.moved]
+        taken = list(self.left)
+        self._taken += taken
+        return [message for message in taken if message.queue not in self.moved]
