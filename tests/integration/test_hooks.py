@@ -31,6 +31,7 @@ from protomq import (
     TransactionDecision,
     TransactionProducer,
 )
+from protomq._hooked_consuming import NOT_HANDED_ON
 from protomq.allocation import Circle
 from protomq.errors import ConfigurationError, TransactionEndedError
 from protomq.hooks import CallContext, ConsumeContext, EndTransactionContext, Hook
@@ -177,6 +178,35 @@ def test_polls_have_hooks(protomq_server: Broker) -> None:
         assert hook.consumed == []
         consumer.poll(0)
         assert hook.consumed == [([b"x"], "", [None])]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_loop_that_is_left_has_not_consumed_the_rest(is_async: bool, protomq_server: Broker, protomq_topic: str) -> None:
+    hook = Seen()
+    bodies = [b"0", b"1", b"2", b"3"]
+    with Producer(namesrv=protomq_server.namesrv) as producer:
+        message_ids = [result.message_id for result in producer.send_batch(protomq_topic, bodies)]
+
+    def loop() -> list[bytes]:
+        with PullConsumer("left", namesrv=protomq_server.namesrv, hooks=[hook], trace=True) as consumer:
+            consumer.subscribe(protomq_topic)
+            for message in consumer:
+                if message.body == b"1":
+                    break
+            return [message.body for message in consumer.poll(PATIENCE_S)]
+
+    async def loop_async() -> list[bytes]:
+        async with AsyncPullConsumer("left", namesrv=protomq_server.namesrv, hooks=[hook], trace=True) as consumer:
+            await consumer.subscribe(protomq_topic)
+            async for message in consumer:
+                if message.body == b"1":
+                    break
+            return [message.body for message in await consumer.poll(PATIENCE_S)]
+
+    assert (asyncio.run(asyncio.wait_for(loop_async(), PATIENCE_S)) if is_async else loop()) == bodies[2:]
+    assert hook.consumed == [(bodies, "", [None, None, NOT_HANDED_ON, NOT_HANDED_ON]), (bodies[2:], "", [None, None])]
+    assert [event.error for event in events(protomq_server, message_ids[1])] == [""]
+    assert [event.error for event in events(protomq_server, message_ids[2])] == [NOT_HANDED_ON, ""]
 
 
 def test_decisions_have_hooks(protomq_server: Broker) -> None:

@@ -205,7 +205,7 @@ class AsyncPullConsumer(ConsumerBase):
             if messages:
                 self._start_pulls()
                 if self._handed is not None:
-                    self._handed.gave(messages)
+                    self._handed.gave(messages, loop)
                 if loop is not None:
                     state.loop_over(loop, messages)
                 return messages
@@ -436,7 +436,7 @@ class AsyncPullConsumer(ConsumerBase):
         await self._routes.close()
         await self._transport.close()
         if self._handed is not None:
-            self._handed.came_back(None if commit else NOT_DEALT_WITH)
+            self._handed.ended(None if commit else NOT_DEALT_WITH)
         if self._tracer is not None:
             await self._run(close_steps(self._tracer))
         if text and not self._closing.is_awaited:

@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from ._child_ends import ending_children
 from ._hook_points import HookPoints
+from ._loops import Loop
 from ._message import Message
 from ._push_results import Listener, Said, failure_of, judge
 from .hooks import ConsumeContext
 
 NOT_DEALT_WITH: Final = "the consumer was closed without a commit"
+NOT_HANDED_ON: Final = "the loop was left before this message"
 HELD_MAX: Final = 10_000
 """Messages of a simple consumer that are remembered until they are acknowledged."""
 
@@ -67,19 +69,33 @@ class HandedOut:
 
     def __init__(self, hooks: HookPoints) -> None:
         self._hooks = hooks
-        self._context: ConsumeContext | None = None
+        self._open: list[tuple[ConsumeContext, Loop | None]] = []
 
-    def gave(self, messages: Sequence[Message]) -> None:
-        """The messages go to the program now; those before them were finished."""
+    def gave(self, messages: Sequence[Message], loop: Loop | None = None) -> None:
+        """The messages go to the program now, one by one if by a loop; those before them were finished."""
         self.came_back()
         if messages:
-            self._context = self._hooks.before_consume(messages)
+            self._open.append((self._hooks.before_consume(messages), loop))
 
-    def came_back(self, failure: str | None = None) -> None:
-        """What was given has been finished; `failure`: why it has not."""
-        context, self._context = self._context, None
-        if context is not None:
-            self._hooks.after_consume(context, [failure] * len(context.messages))
+    def came_back(self) -> None:
+        """What was given has been finished, but for what a loop has yet to hand on."""
+        opened, self._open = self._open, []
+        for context, loop in opened:
+            if loop is None or loop.is_through:
+                self._finish(context, loop, None)
+            else:
+                self._open.append((context, loop))
+
+    def ended(self, failure: str | None = None) -> None:
+        """The consumer is closed. `failure`: why nothing of what was given has been finished."""
+        opened, self._open = self._open, []
+        for context, loop in opened:
+            self._finish(context, loop, failure)
+
+    def _finish(self, context: ConsumeContext, loop: Loop | None, failure: str | None) -> None:
+        unseen = set() if loop is None else {id(message) for message in loop.unseen()}
+        failures = [failure or (NOT_HANDED_ON if id(message) in unseen else None) for message in context.messages]
+        self._hooks.after_consume(context, failures)
 
 
 class HeldMessages:

@@ -27,10 +27,11 @@ class Loop:
         self.left: Iterator[Message] = iter(self._messages)
         self.moved: set[MessageQueue] = set()
         self.is_over = False
+        self._taken: list[Message] = []
 
     def fill(self, messages: Iterable[Message]) -> None:
         """More, behind what is left."""
-        self._messages = [*self.take_unseen(), *messages]
+        self._messages = [*self._unmoved(self.left), *messages]
         self.left = iter(self._messages)
         self.moved.clear()
 
@@ -52,6 +53,19 @@ class Loop:
                 first.setdefault(message.queue, message.queue_offset)
         return first
 
+    @property
+    def is_through(self) -> bool:
+        """Whether it hands on nothing more of what it was given, as it has handed on all, or was left."""
+        return not length_hint(self.left)
+
+    def unseen(self) -> list[Message]:
+        """What was not handed on, also where the loop was left."""
+        return self._taken + self._messages[len(self._messages) - length_hint(self.left) :]
+
     def take_unseen(self) -> list[Message]:
         """What was not handed on, and is not any more."""
-        return [message for message in self.left if message.queue not in self.moved]
+        self._taken = list(self.left)
+        return self._unmoved(self._taken)
+
+    def _unmoved(self, messages: Iterable[Message]) -> list[Message]:
+        return [message for message in messages if message.queue not in self.moved]

@@ -218,7 +218,7 @@ class PullConsumer(ConsumerBase):
                     self._run(steps.before_poll())
                 messages = self._poll(deadline_s, max_messages, one_queue)
                 if self._handed is not None:
-                    self._handed.gave(messages)
+                    self._handed.gave(messages, loop)
                 if loop is not None:
                     steps.state.loop_over(loop, messages)
                 return messages
@@ -543,7 +543,7 @@ class PullConsumer(ConsumerBase):
         self._close_pulls()
         self._transport.close()
         if self._handed is not None:
-            self._handed.came_back(None if commit else NOT_DEALT_WITH)
+            self._handed.ended(None if commit else NOT_DEALT_WITH)
         if self._tracer is not None:
             self._tracer.close()
         return text

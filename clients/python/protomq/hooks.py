@@ -77,7 +77,8 @@ class ConsumeContext:
     """Messages that the program has got.
 
     A push consumer, and `handle` of a simple one: around the call of a listener. A pull consumer: from `poll` until the program comes back
-    for more, or closes. `receive` of a simple consumer: one message, until `ack` or `nack`; of a message with neither there is no after.
+    for more, or closes; what a loop was left before is not done. `receive` of a simple consumer: one message, until `ack` or `nack`; of a
+    message with neither there is no after.
 
     Attributes:
         group: of the consumer; "" if it has none.

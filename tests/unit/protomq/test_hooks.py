@@ -19,7 +19,14 @@ from protomq._hooked_calls import (
     multiplexer_with,
     transport_with,
 )
-from protomq._hooked_consuming import HELD_MAX, HandedOut, HeldMessages, hooked_listener
+from protomq._hooked_consuming import (
+    HELD_MAX,
+    NOT_HANDED_ON,
+    HandedOut,
+    HeldMessages,
+    hooked_listener,
+)
+from protomq._loops import Loop
 from protomq._message import Message
 from protomq._methods import WAIT_FOR_CHECKS
 from protomq._push_results import Listener
@@ -289,8 +296,39 @@ def test_what_poll_gave_is_done_when_the_program_comes_back() -> None:
     handed.came_back()
     handed.gave([])
     handed.gave(messages(1))
-    handed.came_back("closed")
+    handed.ended("closed")
     assert hook.events == [("before", "", 2), (None, None, ""), ("before", "", 1), ("closed", "")]
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_what_a_loop_was_given_is_done_when_it_has_handed_on_all_or_is_left(is_left: bool) -> None:
+    hook = Consumed()
+    handed, loop = HandedOut(HookPoints("g", [hook])), Loop()
+    given = messages(3)
+    handed.gave(given, loop)
+    loop.fill(given)
+    next(loop.left)
+    handed.gave(messages(1))  # By a `poll` in the midst of the loop, which may go on.
+    handed.came_back()
+    assert hook.events[2:] == [(None, "")]
+    if is_left:
+        assert len(loop.take_unseen()) == 2
+    else:
+        assert len(list(loop.left)) == 2
+    handed.came_back()
+    assert hook.events[3:] == [((None, NOT_HANDED_ON, NOT_HANDED_ON, "") if is_left else (None, None, None, ""))]
+
+
+def test_a_close_in_a_loop_says_what_was_not_handed_on() -> None:
+    hook = Consumed()
+    handed, loop = HandedOut(HookPoints("g", [hook])), Loop()
+    given = messages(2)
+    handed.gave(given, loop)
+    loop.fill(given)
+    next(loop.left)
+    handed.ended()
+    handed.ended()
+    assert hook.events[1:] == [(None, NOT_HANDED_ON, "")]
 
 
 def test_what_receive_gave_is_done_when_it_is_acknowledged() -> None:
