@@ -158,6 +158,8 @@ class PopPlanner:
                 has_more = self._pop_queue(plan, answer, key, limits) or has_more
             except Exception:  # a filter fails: what other queues have given is handed out already
                 del answer.parts[parts_before:]
+                if key in plan.queues:
+                    plan.popped.add(key)  # Another pop of this plan would say it again, and bury the same messages once more.
                 if not answer.parts:
                     raise
                 break

@@ -29,12 +29,15 @@ from protomq.v1.pop_service_pb2 import (
 from protomq.v1.pull_service_pb2 import FilterType
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
 from protomq_broker import pop_planner, pop_reading, pop_requests, pop_service, pop_settling
+from protomq_broker.filters.errors import FilterError
 from protomq_broker.pop_orders import PopTerms
+from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state import popped_queue
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig, topic_of_broker
+from protomq_broker.system_writer import SystemWriter
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
 
@@ -1633,3 +1636,64 @@ def test_dead_letters_that_are_damaged_do_not_keep_others_from_their_end() -> No
     bodies_past_errors(group, 2, record_count_max=1)
     broker.advance(1_000)
     assert broker.store.popped.dead_count == 2
+
+
+class BrokenFilter:
+    """As a module of a user that traps."""
+
+    tags: frozenset[bytes] = frozenset()
+    records_min = records_max = 16
+
+    def matching(self, data: bytes, starts: Any, sizes: Any) -> Any:
+        raise FilterError("the module failed")
+
+
+def test_a_message_dies_once_though_the_filter_of_the_pop_that_buries_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pop_service, "compile_filter", lambda key, module: BrokenFilter())
+    broker = filled(2)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    group.pop(record_count_max=1)
+    broker.clock.time_ms += HELD_MS
+    by_module: dict[str, Any] = {"filter_type": FilterType.FILTER_TYPE_MODULE, "filter": "broken"}
+    warm = Group(broker, "other").begin(**by_module)
+    while not warm.answered:  # the filter is compiled on a thread of its own
+        broker.server.run()
+    requests = [PopRequest(consumer_group="group", topic="topic", queue_id=0, **fields) for fields in (by_module, {})]
+    broken, sound = broker.server.call_together(POP + "Pop", requests)  # in one plan
+    broker.server.run()
+    assert broken.error is not None
+    assert broken.error.reason == "ILLEGAL_FILTER"
+    assert [message.body for message in messages_of(sound)] == [b"1"]
+    assert broker.store.queue_range("%DLQ%group", 0) == (0, 1)
+
+
+def test_a_pop_that_finds_only_dead_messages_is_told_that_they_cannot_be_moved() -> None:
+    broker = filled(1)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    group.pop()
+    broker.clock.time_ms += HELD_MS
+    full = mock.Mock(side_effect=DiskFullError("full"))
+    with mock.patch.object(SystemWriter, "append_moved", full):
+        call = group.begin(hold_ms=20_000)
+    assert call.error is not None
+    assert call.error.reason == "DISK_FULL"
+    assert full.call_count == 1
+    assert group.pop() == []
+    assert broker.store.queue_range("%DLQ%group", 0) == (0, 1)
+
+
+def test_a_pop_is_answered_though_the_dead_messages_of_others_cannot_be_moved(caplog: pytest.LogCaptureFixture) -> None:
+    broker = filled(1)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    Group(broker).pop()
+    broker.clock.time_ms += HELD_MS
+    with mock.patch.object(pop_planner, "move_records", side_effect=OSError(5, "the disk cannot read it")):
+        broker.pop.pipeline._sweep()  # due in the turn in which the pop comes
+        assert Group(broker, "other").bodies() == [b"0"]
+        broker.advance(5_000)
+    (line,) = [line for line in caplog.messages if "dead letters" in line]
+    assert "cannot be moved" in line
+    broker.advance(1_000)
+    assert broker.store.queue_range("%DLQ%group", 0) == (0, 1)
