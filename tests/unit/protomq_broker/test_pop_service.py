@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from protomq.v1.admin_service_pb2 import DeleteGroupRequest, ListGroupsRequest
+from protomq.v1.admin_service_pb2 import DeleteGroupRequest, DeleteTopicRequest, ListGroupsRequest
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, GetLagRequest, QueueOffset
 from protomq.v1.group_pb2 import GroupSettings as GroupMessage
 from protomq.v1.group_service_pb2 import PutGroupRequest
@@ -1547,6 +1547,37 @@ def test_a_pop_of_one_topic_never_gets_what_comes_again_of_another() -> None:
             broker.store.checkpoint()
             broker.store.delete_segments_below(2 << 20)
             assert broker.store.queue_range("%RETRY%group", 0) == (0, 6)
+
+
+def _retained(broker: FakeBroker, segments: int) -> None:
+    """The log has so many segments and more, and retention leaves the last one."""
+    while broker.store.appended_position < segments << 20:
+        broker.fill([bytes(1 << 19)], topic="third")
+    broker.store.checkpoint()
+    assert broker.store.delete_segments_below((segments - 1) << 20)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_who_deletes_the_retries_of_a_group_deletes_what_retention_kept_for_its_members_there(restarts: bool) -> None:
+    broker = FakeBroker()
+    broker.fill([b"kept"] * 3)
+    gone = Group(broker).pop()
+    _retained(broker, 3)
+    broker.call(ADMIN + "DeleteTopic", DeleteTopicRequest(topic="%RETRY%group")).response()
+    broker.fill([b"other"] * 4, topic="other")
+    assert len(Group(broker, topic="other").pop()) == 4
+    _retained(broker, 6)
+    assert broker.store.queue_range("%RETRY%group", 0) == (0, 4), "its offsets mean other messages now"
+    if restarts:
+        disk = broker.disk.killed()
+        disk.remove("/s/config/popState.json")
+        broker = FakeBroker(disk=disk, clock_ms=broker.clock.time_ms)
+    group = Group(broker)
+    with pytest.raises(ServiceError, match="not held"):
+        group.ack(gone)
+    broker.advance(2 * MINUTE_MS)
+    assert group.pop() == []
+    assert group.bodies(topic="other") == [b"other"] * 4
 
 
 def filled_one_by_one(count: int) -> FakeBroker:

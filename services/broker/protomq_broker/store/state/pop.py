@@ -25,8 +25,8 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from protomq.v1.state_pb2 import PoppedQueue, PopRecord
-from protomq.wire.runs import count_in
-from protomq.wire.topics import POP_TOPIC
+from protomq.wire.runs import count_in, runs_of
+from protomq.wire.topics import POP_TOPIC, retry_topic
 from protomq_broker.store.files.disk import Disk
 
 from .acknowledged import Acknowledged, Remembered
@@ -190,6 +190,23 @@ class PopState:
             self._add(known)
 
     # Questions.
+
+    def lost_with(self, topic: str) -> bytes:
+        """The body of a record that gives up the messages of which nothing is left but a copy in this topic, where the retries of a group
+        are. b"": there are none. The writer.
+        """
+        record = PopRecord(time_ms=self.time_ms)
+        with self.lock:
+            for key, known in self._queues.items():
+                if known.moved and retry_topic(key.group) == topic:
+                    record.queues.add(
+                        consumer_group=key.group,
+                        topic=key.topic,
+                        topic_incarnation=known.incarnation,
+                        queue_id=key.queue_id,
+                        lost_runs=runs_of(sorted(known.moved)),
+                    )
+        return record.SerializeToString() if record.queues else b""
 
     def find(self, key: QueueOfGroup, incarnation: int) -> OpenMessages | None:
         """The queue as the group pops it; None if it never has, in this incarnation of the topic. Under the lock."""
