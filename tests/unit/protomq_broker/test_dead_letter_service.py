@@ -421,3 +421,49 @@ def test_the_largest_message_with_the_longest_names_moves_as_a_record_that_a_log
     assert len(transit.last_error) > 200
     world.store.close()
     assert verify("/s", disk=world.disk) == []
+
+
+def test_what_is_named_by_id_is_replayed_in_slices_in_its_order() -> None:
+    world = ReplayWorld()
+    bodies = [b"%02d" % number + bytes(9_000) for number in range(20)]
+    for body in bodies:
+        world.die(body)
+    ids = [id_of(letter) for letter in world.dead_letters()]
+    wanted = [*reversed(ids), ids[3].lower(), "0" * 40, ids[3]]
+    appended = world.store.appended_end_offset("%SYS%GROUPS", 0)
+    answer = world.replay(message_ids=wanted)
+    assert (answer.replayed_count, answer.known_count, list(answer.unknown_message_ids)) == (20, 0, ["0" * 40])
+    assert world.store.appended_end_offset("%SYS%GROUPS", 0) - appended > 5, "sends can go on in between"
+    assert world.replayed() == bodies
+    answer = world.replay(message_ids=wanted, again=True)
+    assert answer.replayed_count == 20
+    assert world.replay(message_ids=wanted).known_count == 20
+    assert world.replayed() == bodies * 2
+
+
+def test_a_wrong_id_changes_nothing_though_others_of_its_request_are_right() -> None:
+    world = ReplayWorld()
+    world.die(b"a")
+    (letter,) = world.dead_letters()
+    assert "message_ids" in str(refusal(lambda: world.replay(message_ids=[id_of(letter), "x"])))
+    assert world.replayed() == []
+
+
+def test_who_deletes_dead_letters_while_some_are_replayed_by_id_ends_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = ReplayWorld()
+    for number in range(3):
+        world.die(b"%d" % number + bytes(16_000))
+    append = dead_letter_service._Replay.append
+    deletions = [dead_letter_topic(GROUP)]
+
+    def appended(replay: Any, writer: Any) -> bool:
+        done = append(replay, writer)
+        while deletions:
+            world.store.delete_topic(deletions.pop())
+            world.send_back(world.read(TOPIC)[:1], dead_letter=True)
+        return done
+
+    monkeypatch.setattr(dead_letter_service._Replay, "append", appended)
+    ids = [id_of(letter) for letter in world.dead_letters()]
+    assert refusal(lambda: world.replay(message_ids=ids)).reason == "TOPIC_RECREATED"
+    assert len(world.replayed()) == 1
