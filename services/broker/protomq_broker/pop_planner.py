@@ -257,7 +257,8 @@ class PopPlanner:
                 room, number = OPEN_MAX, 0
                 next_offset = self._first_offset(plan, order, key, incarnation)
             else:
-                is_selective = order.tag_codes or order.filter is not None
+                # Those that are damaged, or do not match, must not keep it from the others.
+                is_selective = order.tag_codes or order.filter is not None or self._store.damaged_ranges
                 count = OPEN_MAX if is_selective else limits.record_count
                 found = _due(known, plan.time_ms, count, in_order=request.fifo)
                 found += [(offset, known.open[offset]) for offset in known.ready(count - len(found))]

@@ -1625,6 +1625,19 @@ def test_damage_holds_up_no_message_that_was_handed_out_before() -> None:
     assert bodies_past_errors(group, 6, record_count_max=1) == [b"2", b"4", b"5"]
 
 
+def test_a_damaged_message_that_waited_holds_up_no_other_sharding_key() -> None:
+    broker = FakeBroker()
+    for number, name in enumerate("kkzz"):
+        broker.fill([b"%d" % number], attributes=Attributes(sharding_key=name))
+    broker.store.flush()
+    group = Group(broker, fifo=True, record_count_max=1)
+    first = group.pop() + group.pop() + group.pop()
+    assert [message.body for message in first] == [b"0", b"2"]
+    group.ack(first)
+    damage(broker, 1)
+    assert bodies_past_errors(group, 2) == [b"3"]
+
+
 def test_damage_that_is_repaired_holds_up_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
