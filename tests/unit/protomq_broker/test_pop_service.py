@@ -1494,6 +1494,16 @@ def test_a_plan_that_a_deletion_overtakes_is_made_anew() -> None:
     assert [message.body for message in messages_of(call)] == [b"new"]
 
 
+def test_what_a_start_reads_back_is_not_counted_again() -> None:
+    broker = filled(4)
+    Group(broker).ack(Group(broker).pop()[1:])
+    state = broker.store.popped
+    assert (state.handed_out_count, state.acked_count) == (4, 3)
+    broker.store.flush()
+    state = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms).store.popped
+    assert (state.handed_out_count, state.acked_count) == (0, 0)
+
+
 def test_what_is_not_done_outlives_its_segment_with_the_same_receipt() -> None:
     broker = FakeBroker()
     broker.fill([bytes([number]) * 1_000 for number in range(10)])

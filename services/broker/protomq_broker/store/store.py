@@ -338,6 +338,7 @@ class Store:
         self._replay_states(recovery.log)
         transaction_state.end_replay()
         self.timer.begin_counting()
+        self.popped.begin_counting()
 
     def _wire_leading(self, *, follows: bool) -> None:
         """Connects what takes another leader's log, and what compares the two."""

@@ -128,6 +128,10 @@ class PopState:
         self._queue_counts[name] = max(self._queue_counts.get(name, 0), key.queue_id + 1)
         return known
 
+    def begin_counting(self) -> None:
+        """A start has read everything: what comes now happens."""
+        self.handed_out_count = self.acked_count = self.dead_count = self.lost_count = 0
+
     def carry(self, cut: int) -> Sequence[Carrier]:
         """See `StateMachine`."""
         slices: list[list[QueueOfGroup]] = []
