@@ -136,7 +136,7 @@ class PopReader:
         """Returns the next new messages that match. With `is_group_open`, one message of each message group at most, and none of an open
         group.
 
-        `room`: how many messages may become open. Raises what a filter raises.
+        `room`: how many messages may become open. Raises what a filter raises of the first message.
         """
         found = Fresh(next_offset, has_more=True)
         taken: set[int] = set()
@@ -161,10 +161,19 @@ class PopReader:
             if result.status is not ReadStatus.FOUND:
                 continue
             data, sizes = result.octets(), result.sizes.tolist()
-            matching: Sequence[int] = range(len(sizes))
-            if filter_ is not None:
-                matching = _matching(filter_, data, result)
             offsets = offsets_of(result)
+            matching: Sequence[int] = range(len(sizes))
+            is_stopped = False
+            if filter_ is not None:
+                try:
+                    matching, examined = _matching(filter_, data, result)
+                except Exception:
+                    if offsets[0] == next_offset:
+                        raise
+                    matching, examined = (), 0  # What stands before is handed out; the next pop begins here, and gets the error.
+                if examined < len(sizes):
+                    is_stopped = found.has_more = True
+                    found.next_offset = offsets[examined]
             hashes = _hashes(data, result) if is_group_open is not None else None
             chosen: list[int] = []
             for index in matching:
@@ -187,7 +196,7 @@ class PopReader:
                 size_bytes -= sizes[index]
             if chosen:
                 found.results.append(([offsets[index] for index in chosen], choose(result, chosen)))
-            if self._monotonic() - began_s > SCAN_S:
+            if is_stopped or self._monotonic() - began_s > SCAN_S:
                 break
         return found
 
@@ -236,7 +245,10 @@ class PopReader:
                 if result.status is ReadStatus.FOUND:
                     result = _within(result, end)
                     if filter_ is not None and result.record_count:
-                        result = choose(result, _matching(filter_, result.octets(), result))
+                        matching, examined = _matching(filter_, result.octets(), result)
+                        if examined < result.record_count:
+                            following = offsets_of(result)[examined]  # The next look begins with it, and raises.
+                        result = choose(result, matching)
                     if result.record_count:
                         found.results.append(([offset + shift for offset in offsets_of(result)], result))
                         count -= result.record_count
@@ -350,16 +362,23 @@ def _within(result: ReadResult, end: int) -> ReadResult:
     return choose(result, [index for index, offset in enumerate(offsets) if offset < end])
 
 
-def _matching(filter_: Filter, data: bytes, result: ReadResult) -> list[int]:
-    """Indexes of the records that match."""
+def _matching(filter_: Filter, data: bytes, result: ReadResult) -> tuple[list[int], int]:
+    """Indexes of the records that match, among those that were examined, and how many these are. It stops before what makes the filter
+    raise; raises that if nothing stands before.
+    """
     found: list[int] = []
     first = 0
     while first < result.record_count:
         some = slice(first, first + filter_.records_max)
-        matches = filter_.matching(data, result.starts[some], result.sizes[some])
+        try:
+            matches = filter_.matching(data, result.starts[some], result.sizes[some])
+        except Exception:
+            if first:
+                break
+            raise
         found += [first + index for index in matches.indexes]
         first += matches.examined
-    return found
+    return found, first
 
 
 def _hashes(data: bytes, result: ReadResult) -> list[int]:

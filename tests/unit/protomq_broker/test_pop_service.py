@@ -30,6 +30,7 @@ from protomq.v1.pull_service_pb2 import FilterType
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
 from protomq_broker import pop_planner, pop_reading, pop_requests, pop_service, pop_settling
 from protomq_broker.filters.errors import FilterError
+from protomq_broker.filters.filter_book import Matches
 from protomq_broker.pop_orders import PopTerms
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.log.recovery import DamagedRange
@@ -1693,27 +1694,56 @@ def test_dead_letters_that_are_damaged_do_not_keep_others_from_their_end() -> No
 
 
 class BrokenFilter:
-    """As a module of a user that traps."""
+    """As a module of a user that traps at a message."""
 
     tags: frozenset[bytes] = frozenset()
-    records_min = records_max = 16
+    records_min = records_max = 3
 
-    def matching(self, data: bytes, starts: Any, sizes: Any) -> Any:
-        raise FilterError("the module failed")
+    def __init__(self, poison: bytes) -> None:
+        self._poison = poison
+
+    def matching(self, data: bytes, starts: Any, sizes: Any) -> Matches:
+        for index, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+            if RecordBatch.FromString(data[start : start + size]).records[0].body == self._poison:
+                if index:
+                    return Matches(list(range(index)), index)
+                raise FilterError("the module failed")
+        return Matches(list(range(len(starts))), len(starts))
+
+
+BY_MODULE: Final[dict[str, Any]] = {"filter_type": FilterType.FILTER_TYPE_MODULE, "filter": "broken"}
+
+
+@pytest.mark.parametrize("look_count", [1, 3, 4, 512])
+@pytest.mark.parametrize("fifo", [False, True])
+def test_what_stands_before_a_message_of_which_the_filter_fails_is_handed_out(
+    fifo: bool, look_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop_service, "compile_filter", lambda key, module: BrokenFilter(b"4"))
+    monkeypatch.setattr(pop_reading, "SCAN_COUNT", look_count)
+    broker = filled(6)
+    group = Group(broker, fifo=fifo)
+    found = compiled(broker, group, **BY_MODULE)
+    assert [message.body for message in found] == [b"0", b"1", b"2", b"3"]
+    error = group.begin(**BY_MODULE).error
+    assert error is not None
+    assert error.reason == "ILLEGAL_FILTER"
+    group.ack(found)
+    assert group.bodies() == [b"4", b"5"], "nobody has skipped it"
 
 
 def test_a_message_dies_once_though_the_filter_of_the_pop_that_buries_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pop_service, "compile_filter", lambda key, module: BrokenFilter())
+    monkeypatch.setattr(pop_service, "compile_filter", lambda key, module: BrokenFilter(b"1"))
     broker = filled(2)
+    broker.fill([b"1"], topic="other")
     broker.store.groups.put(GroupSettings("group", retry_count_max=0))
     group = Group(broker)
     group.pop(record_count_max=1)
     broker.clock.time_ms += HELD_MS
-    by_module: dict[str, Any] = {"filter_type": FilterType.FILTER_TYPE_MODULE, "filter": "broken"}
-    warm = Group(broker, "other").begin(**by_module)
+    warm = Group(broker, "other").begin(**BY_MODULE, topic="other")
     while not warm.answered:  # the filter is compiled on a thread of its own
         broker.server.run()
-    requests = [PopRequest(consumer_group="group", topic="topic", queue_id=0, **fields) for fields in (by_module, {})]
+    requests = [PopRequest(consumer_group="group", topic="topic", queue_id=0, **fields) for fields in (BY_MODULE, {})]
     broken, sound = broker.server.call_together(POP + "Pop", requests)  # in one plan
     broker.server.run()
     assert broken.error is not None
