@@ -8,6 +8,7 @@ Rules:
   settle it (`pop_settling.py`), and an operator may reset the queue (`offset_commits.py`). Then the plan is void.
 - Due messages come first, then those that no other message of their message group holds back any more, then new ones.
 - A pop with tags or a filter looks at all due messages, for SCAN_S at most. The next one that wants the same goes on behind them.
+- A message that is not readable yet waits until it is: after a fail-over, members may hold some of these.
 - A due message in a damaged part of the log is put off for a minute. New ones behind damage wait until it is healed or repaired.
 - Of a queue that the topic has no more, since it was made smaller, only open messages are handed out. They come until none is open.
 - If a new message does not match a pop's filter, the group skips it for ever. A message that was handed out before waits for another pop.
@@ -476,7 +477,9 @@ class PopPlanner:
         """Returns where a group begins: at its committed offset, or where the pop says."""
         committed = self._store.offsets.find(key.group, key.topic, incarnation, key.queue_id)
         plan.committed[key] = committed
-        min_offset, end_offset = self._store.queue_range(key.topic, key.queue_id)
+        # Whether it is readable or not: who has just begun to lead does not know yet what is confirmed.
+        end_offset = self._store.appended_end_offset(key.topic, key.queue_id)
+        min_offset, _ = self._store.queue_range(key.topic, key.queue_id)
         if committed is not None:
             return min(max(committed, min_offset), end_offset)
         return end_offset if order.request.is_from_end else min_offset

@@ -235,8 +235,10 @@ class PopReader:
                     at = following
                     continue
                 if result.status in (ReadStatus.OFFSET_ILLEGAL, ReadStatus.NO_NEW_MSG):
-                    if at < result.min_offset or result.end_offset == 0:
-                        lost_end = min(end, result.min_offset) if result.end_offset else end
+                    # Behind the last readable one, it may be readable soon: who has just begun to lead does not know what is confirmed.
+                    is_gone = not self._store.appended_end_offset(place.topic, place.queue_id)
+                    if is_gone or at < result.min_offset:
+                        lost_end = end if is_gone else min(end, result.min_offset)
                         found.lost += range(at + shift, lost_end + shift)
                         at = lost_end
                         continue

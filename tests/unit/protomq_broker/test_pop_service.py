@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from unittest import mock
@@ -38,6 +39,7 @@ from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state import popped_queue
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig, topic_of_broker
+from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
@@ -1781,3 +1783,53 @@ def test_a_pop_is_answered_though_the_dead_messages_of_others_cannot_be_moved(ca
     assert "cannot be moved" in line
     broker.advance(1_000)
     assert broker.store.queue_range("%DLQ%group", 0) == (0, 1)
+
+
+def _promoted(broker: FakeBroker) -> FakeBroker:
+    """A broker with the same log, of which it does not know yet that anything is confirmed."""
+    broker.store.flush()
+    with mock.patch.object(Store, "open", partial(Store.open, waits_for_replicas=True)):
+        promoted = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+    assert promoted.store.readable_position == 0
+    return promoted
+
+
+@pytest.mark.parametrize("kind", ["due", "waiting", "dead", "kept"])
+def test_after_a_fail_over_what_is_not_known_to_be_confirmed_is_not_given_up(kind: str) -> None:
+    broker = FakeBroker()
+    if kind == "dead":
+        broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    broker.fill([b"0", b"1"], attributes=Attributes(sharding_key="k"))
+    group = Group(broker, fifo=kind == "waiting")
+    first = group.pop()
+    if kind == "waiting":
+        group.ack(first)
+    elif kind == "kept":
+        _retained(broker, 3)
+    broker = _promoted(broker)
+    group = Group(broker, fifo=kind == "waiting")
+    broker.clock.time_ms += HELD_MS
+    assert group.pop() == []
+    broker.advance(5_000)
+    assert (broker.store.popped.lost_count, broker.store.popped.dead_count) == (0, 0)
+    broker.store.positions.wait_for_replicas(False)
+    expected = {"due": [b"0", b"1"], "waiting": [b"1"], "dead": [], "kept": [b"0", b"1"]}
+    assert group.bodies() == expected[kind]
+    broker.advance(5_000)
+    assert broker.store.queue_range("%DLQ%group", 0) == ((0, 2) if kind == "dead" else (0, 0))
+
+
+@pytest.mark.parametrize("fields", [{}, {"start": PopStart.POP_START_END}], ids=["committed", "end"])
+def test_a_group_that_begins_right_after_a_fail_over_gets_nothing_from_before_where_it_begins(fields: dict[str, Any]) -> None:
+    broker = filled(5)
+    if not fields:
+        request = CommitOffsetsRequest(consumer_group="group")
+        request.offsets.add(topic="topic", queue_id=0, queue_offset=4)
+        broker.call(CONSUMER + "CommitOffsets", request).response()
+    broker = _promoted(broker)
+    call = Group(broker).begin(**fields)
+    broker.store.positions.wait_for_replicas(False)
+    broker.advance(1_000)
+    assert messages_of(call) == []
+    broker.fill([b"5"])
+    assert Group(broker).bodies(**fields) == ([b"4", b"5"] if not fields else [b"5"])
