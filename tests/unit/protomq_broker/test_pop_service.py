@@ -27,7 +27,7 @@ from protomq.v1.pop_service_pb2 import (
     PopStart,
     PopStatus,
 )
-from protomq.v1.pull_service_pb2 import FilterType
+from protomq.v1.pull_service_pb2 import FilterType, PullRequest
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
 from protomq_broker import pop_planner, pop_reading, pop_requests, pop_service, pop_settling
 from protomq_broker.filters.errors import FilterError
@@ -44,7 +44,7 @@ from protomq_broker.system_writer import SystemWriter
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
 
-from .fake_broker import ADMIN, CONSUMER, GROUP, POP, SEND, FakeBroker, told
+from .fake_broker import ADMIN, CONSUMER, GROUP, POP, PULL, SEND, FakeBroker, told
 
 MINUTE_MS = 60_000
 HELD_MS = MINUTE_MS + 1
@@ -1833,3 +1833,14 @@ def test_a_group_that_begins_right_after_a_fail_over_gets_nothing_from_before_wh
     assert messages_of(call) == []
     broker.fill([b"5"])
     assert Group(broker).bodies(**fields) == ([b"4", b"5"] if not fields else [b"5"])
+
+
+def test_who_waits_after_a_fail_over_is_woken_by_what_turns_out_to_be_confirmed() -> None:
+    broker = _promoted(filled(2))
+    pop = Group(broker).begin(hold_ms=20_000)
+    pull = broker.call(PULL, PullRequest(consumer_group="other", topic="topic", queue_id=0, hold_ms=20_000))
+    assert (pop.answered, pull.answered) == (False, False)
+    broker.store.positions.wait_for_replicas(False)
+    broker.server.run()
+    assert (pop.answered, pull.answered) == (True, True)
+    assert [message.body for message in messages_of(pop)] == [b"0", b"1"]

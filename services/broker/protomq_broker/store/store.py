@@ -194,6 +194,7 @@ class Store:
         self._wire_log(recovery, epoch, follows=follows, waits_for_replicas=waits_for_replicas)
         self._wire_reading(recovery)
         self._wire_states(recovery)
+        self.positions.expect([(queue.topic, queue.queue_id) for queue in self._queues.all()])
         self._wire_leading(follows=follows)
         self._wire_writing()
         self._wire_upkeep(recovery)
