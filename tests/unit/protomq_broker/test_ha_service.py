@@ -526,7 +526,8 @@ def test_what_was_not_sent_to_the_caller_moves_nothing(method: str, why: str, ch
 def test_a_first_fetch_that_is_refused_ends_no_session_and_begins_none(change: dict[str, Any]) -> None:
     master = _Acknowledging()
     before = master.known()
-    call = master.call("Fetch", ha.FetchRequest(**{"broker_name": "b", "broker_id": 1, "store_id": 1} | change))
+    told: dict[str, Any] = {"broker_name": "b", "broker_id": 1, "store_id": 1} | change
+    call = master.call("Fetch", ha.FetchRequest(**told))
     assert call.error is not None
     assert call.error.reason == "INVALID_ARGUMENT"
     assert master.known() == before
