@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
@@ -201,6 +201,39 @@ def test_each_member_of_a_broadcast_gets_all_and_goes_on_where_it_was(
             wait_for(lambda: len(seen["one"]) == 25, PATIENCE_S)
     assert sorted(seen["one"][:20]) == sorted(seen["two"]) == sorted(bodies)
     assert sorted(seen["one"][20:]) == sorted(more)
+
+
+@pytest.mark.parametrize("begin", ["earliest", "latest"])
+def test_a_broadcast_goes_on_where_it_was_with_another_subscription_in_the_place_of_one(
+    push: Push, broker: Broker, tmp_path: Path, begin: Literal["earliest", "latest"]
+) -> None:
+    topic = f"anew-{push.kind}-{begin}"
+    group_of(broker, topic)
+    seen: list[bytes] = []
+    found: list[bytes] = []
+
+    def listen(message: Message) -> None:
+        seen.append(message.body)
+
+    def go_on(message: Message) -> None:
+        found.append(message.body)
+
+    with (
+        Producer(namesrv=broker.namesrv) as producer,
+        push(topic, topic, listen, begin=begin, broadcast=True, offset_folder=str(tmp_path)) as consumer,
+    ):
+        bodies = send(producer, topic, 20)
+        wait_for(lambda: sorted(seen) == sorted(bodies), PATIENCE_S)
+        push.call(lambda: consumer.unsubscribe(topic))
+        wait_for(lambda: not consumer.assignment(), PATIENCE_S)
+        between = send(producer, topic, 5, first=100)
+        push.call(lambda: consumer.subscribe(topic, go_on))
+        wait_for(consumer.assignment, PATIENCE_S)
+        last = send(producer, topic, 5, first=200)
+        wait_for(lambda: set(last) <= set(found), PATIENCE_S)
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    assert sorted(seen) == sorted(bodies)
+    assert sorted(found) == sorted([*between, *last])
 
 
 def test_a_broadcast_repeats_only_what_was_not_done_when_it_stopped(broker: Broker, tmp_path: Path) -> None:
