@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 import pytest
 
-from protomq import Admin, Message, Producer, PushConsumer
+from protomq import Admin, Message, Producer, PushConsumer, _push_state
 from protomq.errors import ConfigurationError
 from protomq.testing import Broker
 from tests.support.push import Push, committed, dead_letters, group_of, send
@@ -201,6 +201,44 @@ def test_each_member_of_a_broadcast_gets_all_and_goes_on_where_it_was(
             wait_for(lambda: len(seen["one"]) == 25, PATIENCE_S)
     assert sorted(seen["one"][:20]) == sorted(seen["two"]) == sorted(bodies)
     assert sorted(seen["one"][20:]) == sorted(more)
+
+
+@pytest.mark.parametrize("kind", ["threads", "functions"])
+def test_what_fails_comes_again_while_the_listener_hangs_in_the_next_message(
+    kind: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RUN_TARGET_S", "RUN_SHARED_S"):  # A run has all that is there.
+        monkeypatch.setattr(_push_state, name, 60.0)
+    topic = f"hangs-{kind}"
+    group = group_of(broker, topic, 20)
+    warm, hangs, again, goes_on = (threading.Event() for _ in range(4))
+
+    def listen(message: Message) -> None:
+        if message.body == b"0":
+            warm.set()
+        elif message.attempt:
+            again.set()
+        elif message.body == b"1":
+            raise ValueError("one")
+        else:
+            hangs.set()
+            goes_on.wait(PATIENCE_S)
+
+    with Admin(namesrv=broker.namesrv) as admin:
+        admin.create_topic(topic, write_queues=1, read_queues=1)
+    push = Push(kind, broker)
+    with Producer(namesrv=broker.namesrv) as producer, push(group, topic, listen, concurrency=2) as consumer:
+        send(producer, topic, 1)
+        assert warm.wait(PATIENCE_S)
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+        send(producer, topic, 2, first=1)
+        try:
+            assert hangs.wait(PATIENCE_S)
+            assert again.wait(PATIENCE_S)
+        finally:
+            goes_on.set()
+    assert push.left == 0
+    assert committed(broker, group, topic) == 3
 
 
 @pytest.mark.parametrize("begin", ["earliest", "latest"])
