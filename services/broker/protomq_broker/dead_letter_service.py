@@ -46,6 +46,7 @@ from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsa
 
 from .admin_service import check_page_token, page_size_of
 from .request_times import AHEAD_MAX_MS, time_ms_of
+from .slave_gate import replica_behind
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.queues.reading import ReadStatus
@@ -104,6 +105,7 @@ class DeadLetterService:
 
     def __init__(self, store: Store, writer: SystemWriter, permit: WritePermit, changes: StateChanges, clock: Clock) -> None:
         self._store = store
+        self._start_position = store.positions.appended
         self._clock = clock
         self._writer = writer
         self._permit = permit
@@ -201,8 +203,16 @@ class DeadLetterService:
             if getattr(request, name) < 0:
                 raise invalid_argument(name, "must be 0 or above")
         topic = self._topic_of(request.consumer_group)
+        self._check_news(topic)
         asked.incarnation = topic.incarnation
         asked.named = self._look_up(request.message_ids, topic, asked.response)
+
+    def _check_news(self, topic: TopicConfig) -> None:
+        """Raises ServiceError while dead letters from before this broker led may not be read yet: a replay would leave them out."""
+        readable_end = self._store.queue_range(topic.name, QUEUE_ID)[1]
+        end_offset = self._store.appended_end_offset(topic.name, QUEUE_ID)
+        if self._store.positions.readable < self._start_position and readable_end < end_offset:
+            raise replica_behind(topic.name, QUEUE_ID, end_offset, readable_end)
 
     def _topic_of(self, group: str) -> TopicConfig:
         name = dead_letter_topic(group)

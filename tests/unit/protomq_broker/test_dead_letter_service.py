@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -34,6 +36,7 @@ from protomq_broker.store.log.record_region import prove_region, set_kind
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.state.transactions import Ending, ended_record
+from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
@@ -467,3 +470,16 @@ def test_who_deletes_dead_letters_while_some_are_replayed_by_id_ends_that(monkey
     ids = [id_of(letter) for letter in world.dead_letters()]
     assert refusal(lambda: world.replay(message_ids=ids)).reason == "TOPIC_RECREATED"
     assert len(world.replayed()) == 1
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_replay_right_after_a_fail_over_leaves_nothing_out(by_id: bool) -> None:
+    """Though the new master does not know yet that anything is confirmed."""
+    world = ReplayWorld()
+    world.die(b"a", b"b")
+    fields = {"message_ids": [id_of(letter) for letter in world.dead_letters()]} if by_id else {}
+    with mock.patch.object(Store, "open", partial(Store.open, waits_for_replicas=True)):
+        world.restart()
+    assert refusal(lambda: world.replay(**fields)).reason == "REPLICA_BEHIND"
+    world.store.positions.wait_for_replicas(False)
+    assert world.replay(**fields).replayed_count == 2

@@ -108,8 +108,7 @@ class FilterBook:
         self._executor.shutdown(cancel_futures=True)
 
     def _make(self, key: FilterKey) -> None:
-        waiting = None
-        while waiting is None:
+        while True:
             with self._lock:
                 self._changed.discard(key)
             made = self._compiled(key)
@@ -121,6 +120,7 @@ class FilterBook:
                 while len(self._made) > KEPT_MAX:
                     self._made.popitem(last=False)
                 waiting = self._waiting.pop(key)
+                break
         for done in waiting:
             done(made)
 

@@ -69,7 +69,7 @@ class WasmFilter:
                 raise FilterError(f"the module does not export {name}({wanted}) -> i32")
 
     def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> Matches:
-        """As of Filter; raises FilterError if the module fails of the first record, and stops before another one of which it fails."""
+        """As of Filter. Raises FilterError if the module fails at the first record; it stops before a later one at which it fails."""
         wasmtime = self._wasmtime
         store = wasmtime.Store(self._engine)
         store.set_limits(memory_size=MEMORY_MAX_BYTES, memories=1, instances=1, tables=8, table_elements=65_536)
@@ -92,7 +92,7 @@ class WasmFilter:
                     found.append(index)
                 examined += 1
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
-            if examined:  # Who asks again begins with the record of which it fails.
+            if examined:  # Who asks again begins with the record at which it fails.
                 return Matches(found, examined)
             raise FilterError(f"the module failed: {_first_line(error)}") from None
         finally:

@@ -429,9 +429,10 @@ def _with_unreadable(disk: SimDisk, count: int) -> PendingTimers:
 def test_many_that_cannot_be_read_come_again_after_a_start_and_hold_up_no_others() -> None:
     disk = SimDisk()
     timers = _with_unreadable(disk, 40)
+    timers.flush()
+    files = disk.files(FOLDER)
     for now_ms in (20, 20, 40):
         timers.flush()
-        files = disk.files(FOLDER)
         assert timers.due(now_ms, 100)["due_ms"].tolist() == [*range(21, now_ms + 1)]
     assert len(disk.files(FOLDER)) <= len(files), "a look writes no files"
     assert [timers.at_due(due_ms, 9)["position"].tolist() for due_ms in (3, 19, 22)] == [[103], [119], [122]]

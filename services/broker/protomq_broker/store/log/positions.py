@@ -108,7 +108,7 @@ class Positions:
         return self._waits_for_replicas
 
     def expect(self, keys: Sequence[QueueKey]) -> None:
-        """A start has found more than may be read yet: who waits for messages of these queues is woken when all of it may be read. Call it
+        """A start has found more than may be read yet. Who waits for messages of these queues is woken when all of it may be read. Call it
         before the first append.
         """
         if self.readable < self.tail.position:

@@ -196,8 +196,9 @@ class PopState:
     # Questions.
 
     def lost_with(self, topic: str) -> bytes:
-        """The body of a record that gives up the messages of which nothing is left but a copy in this topic, where the retries of a group
-        are. b"": there are none. The writer.
+        """The body of a record that gives up messages. This topic is that of a group's retries, and has all that is left of them.
+
+        b"": there are none. The writer.
         """
         record = PopRecord(time_ms=self.time_ms)
         with self.lock:
