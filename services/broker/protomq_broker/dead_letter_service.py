@@ -202,6 +202,8 @@ class DeadLetterService:
         for name in ("begin_offset", "end_offset"):
             if getattr(request, name) < 0:
                 raise invalid_argument(name, "must be 0 or above")
+        if 0 < request.end_offset < request.begin_offset:
+            raise invalid_argument("end_offset", "is before begin_offset: nothing has died between")
         topic = self._topic_of(request.consumer_group)
         self._check_news(topic)
         asked.incarnation = topic.incarnation

@@ -205,6 +205,13 @@ def test_a_time_at_which_nothing_can_have_died_is_refused() -> None:
     assert world.replay(end_time=request.end_time).replayed_count == 1
 
 
+def test_offsets_that_end_before_they_begin_are_refused() -> None:
+    world = ReplayWorld()
+    world.die(b"a")
+    assert "end_offset: is before begin_offset" in str(refusal(lambda: world.replay(begin_offset=5, end_offset=2)))
+    assert world.replay(begin_offset=1, end_offset=1).replayed_count == 0, "a replay in slices may end so"
+
+
 def test_each_is_replayed_once_unless_asked_for_again() -> None:
     world = ReplayWorld()
     world.die(b"a", b"b")

@@ -12,7 +12,12 @@ from unittest import mock
 import pytest
 
 from protomq.v1.admin_service_pb2 import DeleteGroupRequest, DeleteTopicRequest, ListGroupsRequest
-from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, GetLagRequest, QueueOffset
+from protomq.v1.consumer_service_pb2 import (
+    CommitOffsetsRequest,
+    GetLagRequest,
+    GetLagResponse,
+    QueueOffset,
+)
 from protomq.v1.group_pb2 import GroupSettings as GroupMessage
 from protomq.v1.group_service_pb2 import PutGroupRequest
 from protomq.v1.pop_service_pb2 import (
@@ -1505,6 +1510,46 @@ def test_what_a_start_reads_back_is_not_counted_again() -> None:
     broker.store.flush()
     state = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms).store.popped
     assert (state.handed_out_count, state.acked_count) == (0, 0)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_delay_of_a_group_is_that_of_its_first_open_message_of_which_retention_has_left_a_copy_alone(restarts: bool) -> None:
+    broker = FakeBroker()
+    broker.clock.time_ms += 1_000
+    stored_ms = broker.clock.time_ms
+    for body in (b"first", b"second"):
+        broker.fill([body])
+        broker.clock.time_ms += 5_000
+    group = Group(broker)
+    messages = group.pop()
+    assert _lag(broker) == (2, broker.clock.time_ms - stored_ms)
+    for segments in (3, 6):  # the copy is copied, too
+        while broker.store.appended_position < segments << 20:
+            broker.fill([bytes(1 << 19)], topic="other")
+            broker.clock.time_ms += 1_000
+        broker.store.checkpoint()
+        assert broker.store.delete_segments_below((segments - 1) << 20)
+        assert broker.store.queue_range("topic", 0) == (2, 2)
+        assert _lag(broker) == (2, broker.clock.time_ms - stored_ms)
+    broker.fill([b"new"])
+    if restarts:
+        disk = broker.disk.killed()
+        disk.remove("/s/config/popState.json")
+        broker = FakeBroker(disk=disk, clock_ms=broker.clock.time_ms)
+        group = Group(broker)
+    broker.clock.time_ms += 1_000
+    assert _lag(broker) == (3, broker.clock.time_ms - stored_ms)
+    group.ack(messages[:1])
+    assert _lag(broker) == (2, broker.clock.time_ms - stored_ms - 5_000)
+    group.ack(messages[1:])
+    assert _lag(broker) == (1, 1_000)
+
+
+def _lag(broker: FakeBroker) -> tuple[int, int]:
+    """Lag and delay of the group `group` in queue 0 of `topic`."""
+    call = broker.call(CONSUMER + "GetLag", GetLagRequest(consumer_group="group", topic="topic"))
+    queue = GetLagResponse.FromString(call.answer_payload or b"").queues[0]
+    return queue.lag, queue.delay_ms
 
 
 def test_what_is_not_done_outlives_its_segment_with_the_same_receipt() -> None:

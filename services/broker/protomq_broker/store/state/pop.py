@@ -292,5 +292,6 @@ def _check(record: PopRecord) -> None:
             odd & 1
             or len(told.grouped_offsets) != len(told.sharding_hashes)
             or len(told.moved_offsets) != len(told.retry_offsets)
+            or len(told.moved_store_times_ms) not in {0, len(told.moved_offsets)}
         ):
             raise ValueError("columns of different lengths")
