@@ -262,7 +262,7 @@ class PullConsumer(ConsumerBase):
         """Messages without end, one by one; ends when the consumer is closed. What was not handed on when the loop is left comes again.
 
         A message is done when the next one is asked for. A `commit` in the loop, and a `close`, count the one that the loop is at. Another
-        loop that goes on does not. What the loop has polled already comes before `seek`, `pause` and `unsubscribe` show.
+        loop that goes on does not, nor does a `with` that an exception ends. What the loop has polled already comes before `seek`, `pause` and `unsubscribe` show.
         """
         loop = Loop()
         try:
@@ -555,7 +555,7 @@ class PullConsumer(ConsumerBase):
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        # After an exception the program may not have finished its last batch: it is not committed, and comes again.
+        # After an exception the program may not have finished its last batch, or the message that its loop is at: those come again.
         if text := self._shut(exception_type is None):
             warn(logger, text, 2)
 
