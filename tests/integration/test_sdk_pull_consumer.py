@@ -676,22 +676,31 @@ def test_an_interrupted_wait_leaves_what_was_finished_before_it_to_the_last_comm
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_error_in_a_loop_takes_back_the_message_that_the_loop_is_at_and_no_other(server: FakeServer, error: type[BaseException]) -> None:
     server.append("t", 0, [b"%d" % number for number in range(10)])
-    with pytest.raises(error), consumer(server, "g") as source:
-        source.assign([Q0])
-        for message in source:
-            if message.body == b"6":
-                raise error
+
+    def work() -> None:
+        with consumer(server, "g") as source:
+            source.assign([Q0])
+            for message in source:
+                if message.body == b"6":
+                    raise error
+
+    with pytest.raises(error):
+        work()
     assert server.committed == {("g", "t", 0): 6}
 
 
 async def test_so_does_an_error_in_an_async_loop(server: FakeServer) -> None:
     server.append("t", 0, [b"%d" % number for number in range(10)])
-    with pytest.raises(ValueError, match="6"):
+
+    async def work() -> None:
         async with AsyncPullConsumer("g", namesrv=server.address) as source:
             await source.assign([Q0])
             async for message in source:
                 if message.body == b"6":
                     raise ValueError("6")
+
+    with pytest.raises(ValueError, match="6"):
+        await work()
     assert server.committed == {("g", "t", 0): 6}
 
 

@@ -262,7 +262,8 @@ class PullConsumer(ConsumerBase):
         """Messages without end, one by one; ends when the consumer is closed. What was not handed on when the loop is left comes again.
 
         A message is done when the next one is asked for. A `commit` in the loop, and a `close`, count the one that the loop is at. Another
-        loop that goes on does not, nor does a `with` that an exception ends. What the loop has polled already comes before `seek`, `pause` and `unsubscribe` show.
+        loop that goes on does not, nor does a `with` that an exception ends.
+        What the loop has polled already comes before `seek`, `pause` and `unsubscribe` show.
         """
         loop = Loop()
         try:

@@ -9,7 +9,6 @@ import pytest
 
 from protomq._loops import Loop
 from protomq._pull_logic import PullOptions, PullState
-
 from tests.support.interrupts import interrupted_everywhere
 
 from .test_pull_logic import Q0, Q1, found, pull, state
