@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from . import _forks
-from ._checks import check_count, check_topic
+from ._checks import check_count, check_subscribed
 from ._client_name import client_name
 from ._connection_options import ConnectionOptions
 from ._describing import About, Rates, settings_of
@@ -153,7 +153,7 @@ class PushBase(OfOneProcess):
             )
         if topic is None:
             raise WrongTypeError('on takes a topic: write @consumer.on("orders")')
-        check_topic(topic)
+        check_subscribed(topic)
 
         def listens(listener: Function) -> Function:
             self.subscribe(
@@ -185,7 +185,7 @@ class PushBase(OfOneProcess):
 
         Raises ConfigurationError if the topic has a listener already: `unsubscribe` it first to have another one.
         """
-        check_topic(topic)
+        check_subscribed(topic)
         self._check_may_subscribe()
         if topic in self._wanted:
             raise ConfigurationError(
