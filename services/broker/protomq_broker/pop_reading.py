@@ -211,7 +211,7 @@ class PopReader:
         tag_codes: frozenset[int] = frozenset(),
         filter_: Filter | None = None,
     ) -> Found:
-        """Returns open messages in the order of the queue, without those that do not match. It ends before one of which the filter fails."""
+        """Returns open messages in the order of the queue, without those that do not match. Ends before one of which the filter fails."""
         found = Found()
         count, size_bytes = limits
         in_place: list[int] = []
