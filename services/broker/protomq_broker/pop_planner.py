@@ -158,7 +158,6 @@ class PopPlanner:
             try:
                 has_more = self._pop_queue(plan, answer, key, limits) or has_more
             except Exception:  # a filter fails: what other queues have given is handed out already
-                del answer.parts[parts_before:]
                 if key in plan.queues:
                     plan.popped.add(key)  # Another pop of this plan would say it again, and bury the same messages once more.
                 if not answer.parts:
@@ -271,15 +270,19 @@ class PopPlanner:
             plan.told(key, incarnation).next_offset = next_offset
         parts_before = len(answer.parts)
         has_more = False
-        if found:
-            assert known is not None
-            limits, has_more = self._pop_open(plan, answer, known, found, moved, limits)
-        if limits.record_count > 0 and limits.size_bytes > 0 and not is_gone:
-            if room == 0:
-                self.full_count += 1
-                self._say_full(plan, key, known)
-            else:
-                has_more |= self._pop_fresh(plan, answer, key, known, next_offset, limits, room)
+        try:
+            if found:
+                assert known is not None
+                limits, has_more = self._pop_open(plan, answer, known, found, moved, limits)
+            if limits.record_count > 0 and limits.size_bytes > 0 and not is_gone:
+                if room == 0:
+                    self.full_count += 1
+                    self._say_full(plan, key, known)
+                else:
+                    has_more |= self._pop_fresh(plan, answer, key, known, next_offset, limits, room)
+        except Exception:  # a filter fails: what stands before that message is handed out, and the next pop begins with it
+            if len(answer.parts) == parts_before:
+                raise
         new_parts = answer.parts[parts_before:]
         if new_parts:
             self._hand_out(plan, key, incarnation, new_parts, number, request.invisible_ms)
@@ -340,6 +343,8 @@ class PopPlanner:
                     plan.rely_on(key, given, holders)
                     answer.parts.append(Part(key.queue_id, 0, attempt, given, result))
                     limits = Limits(limits.record_count - len(given), limits.size_bytes - result.regions_size_bytes)
+                if found.filter_error is not None:
+                    raise found.filter_error
                 if limits.record_count <= 0 or limits.size_bytes <= 0:
                     break
             if at < len(open_ones) and self._monotonic() > until_s:

@@ -84,11 +84,13 @@ class Found:
     """Open messages that were read: offsets and records.
 
     `lost`: offsets that the log does not contain any more. `damaged`: offsets that cannot be read now; a replica may heal them.
+    `filter_error`: what the filter raised of the message behind them.
     """
 
     results: list[tuple[Sequence[int], ReadResult]] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)
+    filter_error: Exception | None = None
 
 
 class PopReader:
@@ -209,7 +211,7 @@ class PopReader:
         tag_codes: frozenset[int] = frozenset(),
         filter_: Filter | None = None,
     ) -> Found:
-        """Returns open messages in the order of the queue, without those that do not match. Raises the filter's errors."""
+        """Returns open messages in the order of the queue, without those that do not match. Ends before one of which the filter fails."""
         found = Found()
         count, size_bytes = limits
         in_place: list[int] = []
@@ -247,9 +249,13 @@ class PopReader:
                 if result.status is ReadStatus.FOUND:
                     result = _within(result, end)
                     if filter_ is not None and result.record_count:
-                        matching, examined = _matching(filter_, result.octets(), result)
+                        try:
+                            matching, examined = _matching(filter_, result.octets(), result)
+                        except Exception as error:
+                            found.filter_error = error
+                            return found
                         if examined < result.record_count:
-                            following = offsets_of(result)[examined]  # The next look begins with it, and raises.
+                            following = offsets_of(result)[examined]  # The next look begins with it, and fails.
                         result = choose(result, matching)
                     if result.record_count:
                         found.results.append(([offset + shift for offset in offsets_of(result)], result))

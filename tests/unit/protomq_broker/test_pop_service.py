@@ -1779,6 +1779,22 @@ def test_what_stands_before_a_message_of_which_the_filter_fails_is_handed_out(
     assert group.bodies() == [b"4", b"5"], "nobody has skipped it"
 
 
+@pytest.mark.parametrize("poison", [b"1", b"3", b"4", b"5"])
+def test_due_messages_before_one_of_which_the_filter_fails_are_handed_out(poison: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before b"4" are due; it and b"5" are new."""
+    monkeypatch.setattr(pop_service, "compile_filter", lambda key, module: BrokenFilter(poison))
+    broker = filled(6)
+    group = Group(broker)
+    assert len(group.pop(record_count_max=4)) == 4
+    broker.clock.time_ms += HELD_MS
+    found = compiled(broker, group, **BY_MODULE)
+    assert [message.body for message in found] == [b"%d" % number for number in range(int(poison))]
+    error = group.begin(**BY_MODULE).error
+    assert error is not None
+    assert error.reason == "ILLEGAL_FILTER"
+    assert group.bodies() == [b"%d" % number for number in range(int(poison), 6)], "nobody has skipped it"
+
+
 def test_a_message_dies_once_though_the_filter_of_the_pop_that_buries_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pop_service, "compile_filter", lambda key, module: BrokenFilter(b"1"))
     broker = filled(2)

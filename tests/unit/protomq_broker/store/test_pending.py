@@ -461,3 +461,14 @@ def test_what_cannot_be_read_may_be_carried_forward(restarts: bool) -> None:
     left = [due_ms for due_ms in range(1, 41) if due_ms not in (2, 19, 25)]
     assert [row for rows in timers.below(1_000) for row in rows["due_ms"].tolist()] == left
     assert timers.due(40, 100)["due_ms"].tolist() == [due_ms for due_ms in left if restarts or due_ms > 20]
+
+
+@pytest.mark.usefixtures("blocks")
+def test_what_cannot_be_read_costs_those_that_leave_later_nothing() -> None:
+    timers = _with_unreadable(SimDisk(), 40)
+    aside = timers._aside
+    assert timers.due(40, 100)["due_ms"].tolist() == [*range(21, 41)]
+    timers.note_removed(*columns([(due_ms, 100 + due_ms) for due_ms in range(21, 31)]), 1_001, np.full(10, 10))
+    timers.flush()
+    assert timers._aside is aside, "it may be of millions of rows"
+    assert timers.due(40, 100)["due_ms"].tolist() == [*range(31, 41)]

@@ -433,9 +433,12 @@ class PendingTimers:
             self._settle()
 
     def _remove(self, removals: NDArray[Any]) -> None:
-        if len(self._aside):
-            is_aside = np.isin(removals["position"], self._aside["position"])
-            self._aside = self._aside[np.isin(self._aside["position"], removals["position"], invert=True)]
+        aside, due_ms = self._aside["due_ms"], removals["due_ms"]
+        start, end = np.searchsorted(aside, due_ms.min(), "left"), np.searchsorted(aside, due_ms.max(), "right")
+        if start < end:  # There may be millions of them: only those of these due times are compared.
+            is_aside = np.isin(removals["position"], self._aside["position"][start:end])
+            left = self._aside[start:end][np.isin(self._aside["position"][start:end], removals["position"], invert=True)]
+            self._aside = np.concatenate((self._aside[:start], left, self._aside[end:]))
             removals = removals[~is_aside]
         front = self._near[self._near_start : self._near_start + len(removals)]
         if len(front) == len(removals) and np.array_equal(front["position"], removals["position"]):
