@@ -257,11 +257,13 @@ class PopPlanner:
                 room, number = OPEN_MAX, 0
                 next_offset = self._first_offset(plan, order, key, incarnation)
             else:
-                # Those that are damaged, or do not match, must not keep it from the others.
-                is_selective = order.tag_codes or order.filter is not None or self._store.damaged_ranges
+                # Those that do not match must not keep it from the others.
+                is_selective = order.tag_codes or order.filter is not None
                 count = OPEN_MAX if is_selective else limits.record_count
                 found = _due(known, plan.time_ms, count, in_order=request.fifo)
-                found += [(offset, known.open[offset]) for offset in known.ready(count - len(found))]
+                # Nor those that are damaged. Due ones of these are put off: pops need not look at thousands of sound ones.
+                ready_count = OPEN_MAX if self._store.damaged_ranges else count
+                found += [(offset, known.open[offset]) for offset in known.ready(ready_count - len(found))]
                 moved = dict(known.moved)
                 room, number = known.room, known.hand_out_count
                 next_offset = known.next_offset

@@ -1696,6 +1696,25 @@ def test_a_damaged_message_that_waited_holds_up_no_other_sharding_key() -> None:
     assert bodies_past_errors(group, 2) == [b"3"]
 
 
+def test_damage_elsewhere_makes_no_pop_look_at_more_due_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = filled_one_by_one(4)
+    group = Group(broker)
+    assert len(group.pop()) == 4
+    damage(broker, 3)
+    broker.clock.time_ms += HELD_MS
+    assert broker.store.damaged_ranges
+    counts: list[int] = []
+    due = pop_planner._due
+
+    def spied(known: Any, now_ms: int, count_max: int, **order: Any) -> Any:
+        counts.append(count_max)
+        return due(known, now_ms, count_max, **order)
+
+    monkeypatch.setattr(pop_planner, "_due", spied)
+    assert group.bodies(record_count_max=1) == [b"0"]
+    assert counts == [1]
+
+
 def test_damage_that_is_repaired_holds_up_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
