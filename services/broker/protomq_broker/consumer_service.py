@@ -154,8 +154,9 @@ class ConsumerService:
         return SearchOffsetResponse(queue_offset=found, topic_incarnation=topic.incarnation)
 
     def _range_of(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """First and end offset of a queue. Raises ServiceError while it may have ended behind that before this broker led (KIP-207): a
-        reader who begins at its end would get again what others had. A slave tells what it has.
+        """First and end offset of a queue. Raises ServiceError while messages from before this broker led are not readable yet (KIP-207).
+
+        A reader who begins at the end would get again what others had. A slave tells what it has.
         """
         lacks_news = self._store.positions.readable < self._start_position and self._store.is_leading
         min_offset, readable_end = self._store.queue_range(topic, queue_id)
