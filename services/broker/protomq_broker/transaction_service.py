@@ -191,7 +191,7 @@ class TransactionService:
                 call.fail(refusal)
                 return
             payload = b"".join(map(_result_field, answered))
-        # Of two decisions on one transaction, the first may not be on the disk yet. Nobody is told of it before.
+        # Of two decisions on one transaction, the first may not be on the disk yet. Nobody learns of it before.
         position = self._store.appended_position
         if self._waiting.is_stored(position):
             _answer(call, payload, refusal, None)
