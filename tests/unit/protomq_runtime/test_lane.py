@@ -22,7 +22,7 @@ from protomq.wire.status import decode_status
 from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.byte_stream import ByteStream, TcpStream
 from protomq_runtime.call import Call
-from protomq_runtime.connection import CANCELLED_COUNT_MAX
+from protomq_runtime.connection import CANCELLED_COUNT_MAX, STALL_TIMEOUT_S
 from protomq_runtime.dispatch import DispatchTable, drained, raw
 from protomq_runtime.errors import SHUTTING_DOWN
 from protomq_runtime.lane import Lane
@@ -375,3 +375,18 @@ def test_over_a_stream_that_receives_ahead_every_call_is_done(lanes: Lanes) -> N
     assert [(number, status, len(payload)) for number, status, payload in answers] == [
         (number, 0, size) for number, size in enumerate(sizes)
     ]
+
+
+def test_a_connection_whose_frames_never_end_with_a_read_is_not_taken_for_one_that_stands_still(lanes: Lanes) -> None:
+    """Each read brings a frame and the beginning of the next one, as of a producer that sends faster than the lane reads."""
+    peer = lanes.connect(lanes.send)
+    (connection,) = lanes.send._table.by_descriptor.values()
+    connection.progress_at -= STALL_TIMEOUT_S + 1
+    frame = encode_request(0, SEND, 10, one_way=True) + bytes(10)
+    peer.socket.sendall(frame + frame[:25])
+    turn(lanes.send)
+    assert connection.reader.in_frame
+    lanes.send._sweep()
+    peer.socket.sendall(frame[25:])
+    turn(lanes.send)
+    assert lanes.send_service.groups == [1, 1], "it was closed in the middle of a frame that has just begun"
