@@ -328,6 +328,8 @@ class AsyncTransport:
             else:
                 self._choice.reached(address)
                 self._kinds[address] = "remoting"
+                if connection.closed:  # Its end was read before this caller had its turn: nobody would end the call.
+                    raise ConnectFailedError(f"{address.remoting_address}: connection closed right behind its welcome")
                 return connection
         if not address.grpc_address:
             raise ConnectFailedError(f"broker {address.broker_name!r} advertises no gRPC port")

@@ -12,9 +12,17 @@ import pytest
 from protomq._async_transport import AsyncTransport
 from protomq._methods import COMMIT_OFFSETS, POP, PULL
 from protomq._remoting_async import AsyncConnection, ended_in
+from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress
 from protomq.errors import ConnectFailedError, RequestTimeoutError
-from protomq.wire.frames import encode_answer, encode_cancel, encode_echo
+from protomq.wire.frames import (
+    HEADER_SIZE_BYTES,
+    HELLO_METHOD_ID,
+    MAGIC,
+    encode_answer,
+    encode_cancel,
+    encode_echo,
+)
 
 
 class Loop:
@@ -366,3 +374,24 @@ async def test_a_defect_in_the_hello_is_not_another_protocol() -> None:
     connection.connection_lost(TypeError("unpack"))
     with pytest.raises(TypeError, match="unpack"):
         await welcome
+
+
+@pytest.mark.parametrize("one_way", [False, True])
+async def test_a_call_does_not_wait_on_a_connection_that_ended_right_behind_its_welcome(one_way: bool) -> None:
+    """As of a server that stops: the end is read before whoever asked for the connection has his turn."""
+
+    async def welcome_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(MAGIC) + HEADER_SIZE_BYTES)
+        writer.write(encode_answer(0, HELLO_METHOD_ID, 0))
+        writer.close()
+
+    server = await asyncio.start_server(welcome_and_close, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    transport = AsyncTransport(TransportOptions(transport="remoting"))
+    try:
+        async with asyncio.timeout(10.0):
+            with pytest.raises(ConnectFailedError, match="closed"):
+                await transport.call(BrokerAddress("broker", "", f"{host}:{port}"), COMMIT_OFFSETS, (b"",), 60.0, one_way=one_way)
+    finally:
+        await transport.close()
+        server.close()
