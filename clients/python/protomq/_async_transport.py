@@ -378,6 +378,7 @@ class AsyncTransport:
         self._silent = [silent for silent in self._silent if not silent.closed]
         if old is not None and not old.closed:
             self._silent.append(old)  # It closes when its last call ended, or with this transport.
+            old.hold_reading(False)  # `hold_reading` does not reach it any more: its calls would never end.
         return connection
 
     def _opened(self, key: _Key, task: asyncio.Task[AsyncConnection]) -> None:

@@ -395,3 +395,33 @@ async def test_a_call_does_not_wait_on_a_connection_that_ended_right_behind_its_
     finally:
         await transport.close()
         server.close()
+
+
+async def test_calls_on_a_connection_that_was_replaced_while_nothing_was_read_end_in_time() -> None:
+    """One that has become silent takes no new calls, and those that are on it are nobody else's."""
+
+    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(MAGIC) + HEADER_SIZE_BYTES)
+        writer.write(encode_answer(0, HELLO_METHOD_ID, 0))
+        await reader.read()  # Nothing is answered.
+
+    server = await asyncio.start_server(welcome, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    address = BrokerAddress("broker", "", f"{host}:{port}")
+    transport = AsyncTransport(TransportOptions(transport="remoting"))
+    try:
+        with pytest.raises(RequestTimeoutError):
+            await asyncio.gather(
+                transport.call(address, PULL, (b"",), 0.2),
+                pending := asyncio.ensure_future(transport.call(address, PULL, (b"",), 0.8)),
+            )
+        transport.hold_reading(PULL.lane, True)
+        with pytest.raises(RequestTimeoutError):
+            await transport.call(address, PULL, (b"",), 0.1)
+        transport.hold_reading(PULL.lane, False)
+        with pytest.raises(RequestTimeoutError):
+            async with asyncio.timeout(5.0):
+                await pending
+    finally:
+        await transport.close()
+        server.close()
