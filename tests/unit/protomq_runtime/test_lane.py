@@ -263,6 +263,28 @@ def test_a_call_that_is_answered_cannot_be_given_up(lanes: Lanes) -> None:
     assert len(connection.cancelled) == CANCELLED_COUNT_MAX
 
 
+@pytest.mark.parametrize("lane", ["send", "pull"])
+def test_a_call_that_was_given_up_too_late_does_not_end_the_next_one_of_its_number(lanes: Lanes, lane: str) -> None:
+    """Request ids in flight differ; one that was answered may be used again."""
+    owner = lanes.pools[lane].lanes[0]
+    peer = lanes.connect(owner)
+
+    def turns() -> None:
+        for each in (owner, lanes.pull, owner, lanes.pull, owner):
+            turn(each)
+
+    peer.ask(b"", method_id=PULL)
+    turns()
+    lanes.pull_service.held.pop().answer(b"found")
+    turns()
+    peer.socket.sendall(encode_cancel(0))  # They cross.
+    turns()
+    assert peer.answer() == (0, 0, b"found")
+    peer.ask(b"", method_id=PULL)
+    turns()
+    assert (lanes.pull.holds, lanes.pull_service.gone_count, peer.has_nothing()) == (1, 0, True)
+
+
 def test_a_lane_tells_that_it_is_there_while_it_holds_what_it_was_asked(lanes: Lanes) -> None:
     peer = lanes.connect(lanes.pull)
     peer.ask(b"", method_id=PULL)
