@@ -249,11 +249,13 @@ def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) ->
     broker_name = broker_of_handle(recall_handle)
     payload = [encode_recall(topic, recall_handle)]
     lost: ProtomqError | None = None
+    first_error: ProtomqError | None = None
     try:
         yield from route_for(core, topic, None, deadline_s, waits_for_permission=False)
     except ProtomqError as error:
         if is_denial(error):  # As a send, which is told so at once. All else is tried again.
             raise
+        first_error = error
 
     def attempt() -> Steps[tuple[bool, bool]]:
         nonlocal lost
@@ -276,7 +278,8 @@ def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) ->
             raise
         return decode_recall(answer)
 
-    is_recalled, was_recalled = yield from retried(attempt, RECALL.of_call(deadline_s, core.clock).decide)
+    decide = RECALL.of_call(deadline_s, core.clock).decide
+    is_recalled, was_recalled = yield from retried(attempt, decide, first_error)
     if lost is None or is_recalled:
         return is_recalled
     if not was_recalled:
