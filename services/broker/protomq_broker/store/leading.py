@@ -217,7 +217,7 @@ class Leadership:
         while True:
             start, crc = starts.pop(0)
             walker = LogWalker(
-                self._files.disk, folder, start, crc, skips=skips_of(ranges), end_position=end
+                self._files.disk, folder, start, crc, skips=skips_of(ranges), end_position=end, unreadable_is_damage=True
             )
             for block in walker:
                 if walker.position >= position:

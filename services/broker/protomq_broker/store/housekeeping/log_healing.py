@@ -14,6 +14,8 @@ Bytes of another past or epoch, or with a flipped bit, do not lead there.
 - The same way heals a range that `protomq log repair` has filled with padding.
 - A backup that has linked the segment is damaged, too, and healed with it: its bytes were those. But a backup of padding is whole. So
   padding is replaced in a file of the store's own.
+- A bad sector may take no bytes. Then the segment gets a new file with them and all that can be read of the old one, which its readers
+  keep. Not the segment that is being written, and none that is not synced: the old file may still get what the new one lacks.
 - A replica may have such padding itself. It heals nothing: the range gets the replica's bytes, stays in quarantine, and the store says so.
 
 Any thread; one at a time.
@@ -24,14 +26,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from protomq.wire.log_walk import WalkedBlock, walk_appends
 from protomq_broker.store.errors import HealingRefusedError
-from protomq_broker.store.files.disk import Disk, write_fully
-from protomq_broker.store.log.checked_log import CheckedLog
+from protomq_broker.store.files.disk import UNREADABLE_ERRNOS, Disk, write_fully
+from protomq_broker.store.log.checked_log import PIECE_SIZE_BYTES, CheckedLog
 from protomq_broker.store.log.commit_log import CommitLog
 from protomq_broker.store.log.recovery import (
+    CRC_SIZE_BYTES,
     DamagedRange,
     StartPoint,
     chain_at_end,
@@ -42,14 +44,12 @@ from protomq_broker.store.log.recovery import (
     write_quarantine,
 )
 from protomq_broker.store.log.seals import LogWalker
-from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.log.segment import SegmentFile, SegmentFolder
 from protomq_broker.store.queues.quarantine import Quarantine
 from protomq_broker.store.queues.repaired import RepairedRange, repaired_in
 from protomq_broker.store.start.truncation import discard_derived
 
 log = logging.getLogger("protomq.broker")
-
-CRC_SIZE_BYTES: Final = 4
 
 
 def prove_healing(
@@ -191,15 +191,41 @@ class LogHealer:
         if segment is None:
             # Retention has deleted the segment.
             return
-        if segment.stored_size_bytes() < segment.size_bytes:
-            self._disk.allocate(segment.fd, segment.size_bytes)
         data = memoryview(block.data)[: block.size_bytes]
-        write_fully(self._disk, segment.fd, data, block.base_position - segment.base_position)
+        is_written = False
         try:
+            if segment.stored_size_bytes() < segment.size_bytes:
+                self._disk.allocate(segment.fd, segment.size_bytes)
+            write_fully(self._disk, segment.fd, data, block.base_position - segment.base_position)
+            is_written = True
             self._disk.fsync(segment.fd)
-        except OSError as error:  # it may report appends: nobody is told twice
-            self._log.fail(f"an fsync of {segment.path} failed: {error}")
-            raise
+        except OSError as error:
+            # What is flushed was synced before: such an fsync reports nothing but these bytes.
+            if is_written and not self._log.is_flushed(segment):
+                self._log.fail(f"an fsync of {segment.path} failed: {error}")  # it may report appends: nobody is told twice
+            if error.errno not in UNREADABLE_ERRNOS or not self._log.is_flushed(segment):
+                raise
+            self._write_copy(segment, data, block.base_position, error)
+
+    def _write_copy(self, segment: SegmentFile, data: memoryview, position: int, refusal: OSError) -> None:
+        """Puts bytes into a new file of the segment, since the old one does not take them."""
+        base, size = segment.base_position, segment.size_bytes
+        log.warning("%s does not take the bytes of a replica: %s. It is copied to a new file", segment.path, refusal)
+        if segment.is_shared:
+            log.warning("a backup has linked %s: there the damage stays", segment.path)
+        # All damage must be known before: what the disk cannot read is zeros in the copy, for good.
+        self._checked.doubt(base, base + size)
+        at = base
+        while at < base + size:
+            damage = self._checked.find_damage([(at, min(PIECE_SIZE_BYTES, base + size - at))])
+            if damage is not None:
+                self._quarantine.add(damage)
+            else:
+                at += PIECE_SIZE_BYTES
+        damaged = [(each.start_position - base, each.end_position - base) for each in self._quarantine.ranges]
+        self._log.heal_in_copy(segment, data, position, damaged)
+        self._checked.doubt(base, base + size)
+        log.warning("%s stands in a new file now. Replace the disk, if this happens again", segment.path)
 
 
 def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
@@ -228,7 +254,9 @@ def _holds_again(
     crc = crc_before(folder, damage.start_position, damaged, None)
     if crc is None and damage.start_position % folder.segment_size_bytes:
         return False
-    walker = LogWalker(disk, folder, damage.start_position, crc, end_position=damage.end_position)
+    walker = LogWalker(
+        disk, folder, damage.start_position, crc, end_position=damage.end_position, unreadable_is_damage=True
+    )
     for _ in walker:
         pass
     return (walker.position, walker.crc32c) == (

@@ -295,6 +295,27 @@ class CommitLog:
                     self.fail(f"an fsync of {self.folder.path} failed: {error}")
                 raise
 
+    def is_flushed(self, segment: SegmentFile) -> bool:
+        """Whether all of a segment is on stable storage, and nothing will be appended to it. Any thread."""
+        return segment is not self._segment and segment.end_position <= self._positions.flushed
+
+    def heal_in_copy(self, segment: SegmentFile, data: memoryview, position: int, damaged: Sequence[tuple[int, int]]) -> None:
+        """A new file with `data` at a position of the log takes the place of a segment whose file does not take it. Any thread.
+
+        `damaged`: parts of the segment in quarantine, by their offsets in it. Raises OSError, also if the segment is still written to.
+        """
+        with self._create_lock:
+            if self.folder.at(position) is not segment:
+                return  # deleted meanwhile
+            if not self.is_flushed(segment):
+                raise OSError(errno.EBUSY, "it takes no healed bytes, and is still being written: it can be copied later", segment.path)
+            try:
+                self.folder.healed_copy(segment, data, position - segment.base_position, damaged)
+            except OSError as error:
+                if self.folder.at(position) is not segment:
+                    self.fail(f"an fsync of {self.folder.path} failed: {error}")
+                raise
+
     def close(self) -> None:
         """Lets go of the files; nothing can be appended any more."""
         self.fail("the store is closed")

@@ -8,7 +8,7 @@ import numpy as np
 
 from protomq.wire.log_walk import WalkedBlock, find_fields
 from protomq.wire.record import PHYSICAL_OFFSET_AT
-from protomq_broker.store.files.disk import Disk, read_fully
+from protomq_broker.store.files.disk import Disk, read_around
 from protomq_broker.store.log.append import CorruptRecordError, ScannedRecords
 from protomq_broker.store.log.kinds import is_queued
 from protomq_broker.store.log.record_scan import read_trailers
@@ -25,7 +25,7 @@ def records_that_seem_whole(
     for segment in folder.overlapping(start, end):
         base = max(start, segment.base_position)
         size = min(end, segment.end_position) - base
-        data = read_fully(disk, segment.fd, size, base - segment.base_position)
+        data, _ = read_around(disk, segment.fd, size, base - segment.base_position)
         for at, field_size in zip(*find_fields(data), strict=True):
             if _stamped_position(data, at + field_size) != base + at:
                 continue

@@ -1,0 +1,261 @@
+"""What the disk cannot read of the log is damage: it goes into quarantine, and a replica heals it. Nothing is ever cut for it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.log.seals import UNREADABLE
+from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+
+from .log_helpers import ManualClock, make_request
+from .store_helpers import open_store, read_all
+from .test_checked_log import scan
+from .test_following import log_of
+
+SEGMENT = 1 << 16
+COUNT = 700
+"""Messages of 300 bytes in two queues: more than three segments."""
+PAGE = 4096
+
+
+def path_of(base: int) -> str:
+    return f"/s/commitlog/{base:020d}"
+
+
+def filled_store(disk: SimDisk, clock: ManualClock, *, reopened: bool = True) -> Store:
+    """A store of several segments."""
+    store = open_store(disk, clock=clock, segment=SEGMENT)
+    for index in range(COUNT):
+        store.append([make_request([b"%d " % index * 60], queue_id=index % 2)])
+    if not reopened:
+        store.flush()
+        return store
+    store.close()
+    return open_store(disk, clock=clock, segment=SEGMENT)
+
+
+def whole_log(disk: SimDisk, store: Store) -> bytes:
+    return log_of(disk, 0, store.appended_position, SEGMENT)
+
+
+def scanned(store: Store) -> list[tuple[dict[int, bytes], list[int]]]:
+    return [scan(store, queue_id) for queue_id in (0, 1)]
+
+
+def scrub(store: Store, clock: ManualClock, *, turns: int = 4) -> None:
+    for _ in range(turns):
+        store._upkeep.keeper.turn()
+        clock.time_ms += 1000
+
+
+def pull(store: Store, clock: ManualClock) -> None:
+    for queue_id in (0, 1):
+        scan(store, queue_id)
+
+
+FINDERS: list[Callable[[Store, ManualClock], None]] = [pull, scrub]
+
+
+@pytest.mark.parametrize("find", FINDERS)
+@pytest.mark.parametrize("is_reopened", [True, False])
+def test_what_cannot_be_read_is_in_quarantine_and_everything_else_is_given(
+    find: Callable[[Store, ManualClock], None], is_reopened: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock, reopened=is_reopened)
+    expected = [dict(read_all(store, queue_id=queue_id)) for queue_id in (0, 1)]
+    start = SEGMENT + 5 * PAGE
+    disk.spoil_part(path_of(SEGMENT), start - SEGMENT, start - SEGMENT + PAGE)
+    clock.time_ms += 1000
+    with caplog.at_level(logging.ERROR):
+        find(store, clock)
+    (damage,) = store.damaged_ranges
+    assert damage.start_position <= start < start + PAGE <= damage.end_position <= start + PAGE + 1000
+    assert damage.reason == UNREADABLE
+    assert f"{path_of(SEGMENT)}: positions {damage.start_position} to {damage.end_position} are in quarantine" in caplog.text
+    lost_count = 0
+    for (given, lost), known in zip(scanned(store), expected, strict=True):
+        assert sorted([*given, *lost]) == sorted(known), "no queue ends early"
+        assert all(known[offset] == body for offset, body in given.items())
+        lost_count += len(lost)
+    assert 0 < lost_count <= (PAGE + 1000) // 200
+    store.append([make_request([b"goes on"])])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_read_that_fails_and_then_works_loses_nothing(count: int) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    expected = [read_all(store, queue_id=queue_id) for queue_id in (0, 1)]
+    for find in FINDERS:
+        for _ in range(20):
+            disk.flip_bit(path_of(SEGMENT), 0)
+            disk.flip_bit(path_of(SEGMENT), 0)  # its pages have left the cache
+            disk.fail_reads(path_of(SEGMENT), count)
+            clock.time_ms += 1000
+            find(store, clock)
+    assert store.damaged_ranges == []
+    assert [read_all(store, queue_id=queue_id) for queue_id in (0, 1)] == expected
+
+
+def test_a_start_remembers_the_range_and_does_not_need_to_read_it() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    disk.spoil_part(path_of(SEGMENT), 5 * PAGE, 6 * PAGE)
+    scrub(store, clock)
+    known, (damage,) = scanned(store), store.damaged_ranges
+    store.close()
+    for corruption in ("refuse", "quarantine"):
+        again = open_store(disk.killed(), clock=clock, segment=SEGMENT, corruption=corruption)
+        assert again.damaged_ranges == [damage]
+        assert scanned(again) == known
+        assert not again.is_repaired(damage.start_position)
+
+
+def test_a_segment_of_which_nothing_can_be_read_is_in_quarantine() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    disk.spoil(path_of(SEGMENT))
+    scrub(store, clock)
+    (damage,) = store.damaged_ranges
+    assert damage.start_position == SEGMENT
+    assert damage.end_position == 2 * SEGMENT
+    (given, lost), _ = scanned(store)
+    assert sorted([*given, *lost]) == list(range(COUNT // 2))
+
+
+@pytest.mark.parametrize("base", [0, SEGMENT, 2 * SEGMENT])
+@pytest.mark.parametrize("pages", [(0, 1), (3, 5), (15, 16), (0, 16)])
+def test_a_replica_heals_what_cannot_be_read_in_its_place(base: int, pages: tuple[int, int]) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    expected = [read_all(store, queue_id=queue_id) for queue_id in (0, 1)]
+    log = whole_log(disk, store)
+    disk.spoil_part(path_of(base), pages[0] * PAGE, pages[1] * PAGE)
+    scrub(store, clock)
+    assert store.damaged_ranges
+    for damage in store.unhealed_ranges:
+        store.heal_log(damage, log[damage.start_position : damage.end_position])
+    assert store.damaged_ranges == []
+    assert [read_all(store, queue_id=queue_id) for queue_id in (0, 1)] == expected
+    scrub(store, clock)
+    assert store.damaged_ranges == []
+    assert whole_log(disk, store) == log
+
+
+def test_the_end_of_the_log_that_a_running_store_cannot_read_is_in_quarantine_and_it_goes_on() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    end = store.appended_position
+    base = end // SEGMENT * SEGMENT
+    last_page = (end - base) // PAGE * PAGE
+    disk.spoil_part(path_of(base), last_page - PAGE, last_page)
+    clock.time_ms += 1000
+    pull(store, clock)
+    (damage,) = store.damaged_ranges
+    assert damage.end_position <= end
+    lost = scanned(store)[0][1]
+    with pytest.raises(CorruptLogError, match="are in quarantine"):
+        store.read("topic", 0, lost[0], 1, 1 << 20)
+    store.append([make_request([b"goes on"])])
+    assert scanned(store)[0][0][COUNT // 2] == b"goes on"
+
+
+@pytest.mark.parametrize("find", FINDERS)
+def test_an_end_that_cannot_be_read_may_be_read_again_and_nothing_is_in_quarantine(find: Callable[[Store, ManualClock], None]) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    expected = [read_all(store, queue_id=queue_id) for queue_id in (0, 1)]
+    base = store.appended_position // SEGMENT * SEGMENT
+    disk.spoil_part(path_of(base), 0, SEGMENT)
+    clock.time_ms += 1000
+    with suppress(OSError):
+        find(store, clock)
+    assert store.damaged_ranges == []
+    disk.mend(path_of(base))
+    clock.time_ms += 1000
+    assert [read_all(store, queue_id=queue_id) for queue_id in (0, 1)] == expected
+
+
+@pytest.mark.parametrize("fault", ["writes", "sync"])
+@pytest.mark.parametrize("pages", [[(3, 5)], [(3, 5), (9, 10)], [(0, 1), (15, 16)]])
+def test_a_segment_that_does_not_take_the_healed_bytes_gets_a_new_file(
+    fault: str, pages: list[tuple[int, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    expected = [read_all(store, queue_id=queue_id) for queue_id in (0, 1)]
+    log, path = whole_log(disk, store), path_of(SEGMENT)
+    for first, last in pages:
+        disk.spoil_part(path, first * PAGE, last * PAGE, is_stuck=fault == "writes")
+    held = store._folder.files[SEGMENT]
+    scrub(store, clock)
+    assert len(store.unhealed_ranges) == len(pages)
+    if fault == "sync":
+        disk.plan = lambda operation: Fault.SYNC_LOST if operation.name == "fsync" and operation.path == path else None
+    for damage in store.unhealed_ranges:
+        store.heal_log(damage, log[damage.start_position : damage.end_position])
+    disk.plan = None
+    assert store.damaged_ranges == []
+    assert "It is copied to a new file" in caplog.text
+    assert store._folder.files[SEGMENT] is not held
+    assert [read_all(store, queue_id=queue_id) for queue_id in (0, 1)] == expected
+    assert whole_log(disk, store) == log
+    store.append([make_request([b"goes on"])])
+    store.close()
+    for after in (disk.killed(), disk.crash(random.Random(1))):
+        assert log_of(after, 0, len(log), SEGMENT) == log
+        assert open_store(after, clock=clock, segment=SEGMENT).damaged_ranges == []
+
+
+def test_the_segment_that_is_written_is_never_copied() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    log = whole_log(disk, store)
+    base = len(log) // SEGMENT * SEGMENT
+    disk.spoil_part(path_of(base), 2 * PAGE, 3 * PAGE, is_stuck=True)
+    scrub(store, clock)
+    (damage,) = store.unhealed_ranges
+    held = store._folder.files[base]
+    with pytest.raises(OSError, match="Input/output error"):
+        store.heal_log(damage, log[damage.start_position : damage.end_position])
+    assert store._folder.files[base] is held
+    assert store.unhealed_ranges == [damage]
+    store.append([make_request([b"goes on"])])
+
+
+@pytest.mark.parametrize("powerless", [True, False])
+def test_a_copy_that_ends_at_any_io_is_the_old_file_or_the_new_one(powerless: bool) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    log = whole_log(disk, store)
+    disk.spoil_part(path_of(SEGMENT), 3 * PAGE, 4 * PAGE, is_stuck=True)
+    scrub(store, clock)
+    store.close()
+    number, is_done = 0, False
+    while not is_done:
+        number += 1
+        image = disk.killed()
+        again = open_store(image, clock=clock, segment=SEGMENT)
+        (damage,) = again.unhealed_ranges
+        image.fail_at(number, Fault.CRASH)
+        try:
+            again.heal_log(damage, log[damage.start_position : damage.end_position])
+            is_done = True
+        except SimulatedCrash:
+            pass
+        image.plan = None
+        after = image.crash(random.Random(number)) if powerless else image.killed()
+        found = open_store(after, clock=clock, segment=SEGMENT)
+        if found.damaged_ranges:
+            assert found.unhealed_ranges == [damage]
+            found.heal_log(damage, log[damage.start_position : damage.end_position])
+        assert log_of(after, 0, len(log), SEGMENT) == log
+    assert number > 5
