@@ -259,3 +259,74 @@ def test_a_copy_that_ends_at_any_io_is_the_old_file_or_the_new_one(powerless: bo
             found.heal_log(damage, log[damage.start_position : damage.end_position])
         assert log_of(after, 0, len(log), SEGMENT) == log
     assert number > 5
+
+
+def killed_store(clock: ManualClock) -> tuple[SimDisk, Store]:
+    """A store that was killed: a start walks its log from the first segment on."""
+    disk = SimDisk()
+    return disk, filled_store(disk, clock, reopened=False)
+
+
+@pytest.mark.parametrize("same_cache", [True, False])
+@pytest.mark.parametrize("pages", [(0, 1), (3, 5), (15, 16), (0, 16)])
+def test_a_start_puts_what_it_cannot_read_into_quarantine_and_cuts_nothing(pages: tuple[int, int], same_cache: bool) -> None:
+    clock = ManualClock()
+    disk, store = killed_store(clock)
+    expected = [dict(read_all(store, queue_id=queue_id)) for queue_id in (0, 1)]
+    end, log = store.appended_position, whole_log(disk, store)
+    disk = disk.killed() if same_cache else disk.crash(random.Random(1))
+    disk.spoil_part(path_of(SEGMENT), pages[0] * PAGE, pages[1] * PAGE)
+    before = disk.files("/s/commitlog")
+    with pytest.raises(CorruptLogError, match="the disk cannot read it"):
+        open_store(disk.killed(), clock=clock, segment=SEGMENT)
+    again = open_store(disk, clock=clock, segment=SEGMENT, corruption="quarantine")
+    assert again.appended_position >= end, "records of the broker's own may follow"
+    assert b"".join(disk.files("/s/commitlog").values())[:end] == b"".join(before.values())[:end]
+    (damage,) = again.damaged_ranges
+    assert damage.end_position - damage.start_position <= (pages[1] - pages[0]) * PAGE + 1000
+    for (given, lost), known in zip(scanned(again), expected, strict=True):
+        assert sorted([*given, *lost]) == sorted(known)
+        assert lost
+        assert all(known[offset] == body for offset, body in given.items())
+    for damage in again.unhealed_ranges:
+        again.heal_log(damage, log[damage.start_position : damage.end_position])
+    again.close()
+    healed = open_store(disk, clock=clock, segment=SEGMENT)
+    assert healed.damaged_ranges == []
+    assert [dict(read_all(healed, queue_id=queue_id)) for queue_id in (0, 1)] == expected
+
+
+@pytest.mark.parametrize("corruption", ["refuse", "quarantine"])
+@pytest.mark.parametrize("behind", [0, 1, 2])
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_start_that_cannot_read_the_end_of_the_log_ends_and_cuts_nothing(corruption: str, behind: int, is_torn: bool) -> None:
+    clock = ManualClock()
+    disk, store = killed_store(clock)
+    end = store.appended_position
+    base = end // SEGMENT * SEGMENT
+    expected = [read_all(store, queue_id=queue_id) for queue_id in (0, 1)]
+    disk = disk.killed()
+    if is_torn:  # a half of an append behind the end, and something that cannot be read behind that
+        disk.overwrite(path_of(base), end - base, b"\x0a\x20" + bytes(200) + b"x" * 9_000)
+    page = (end - base) // PAGE * PAGE + behind * PAGE * is_torn
+    disk.spoil_part(path_of(base), page, page + PAGE)
+    before = disk.files("/s/commitlog")
+    with pytest.raises(OSError, match=f"nothing is cut for that.*{path_of(base)}"):
+        open_store(disk, clock=clock, segment=SEGMENT, corruption=corruption)
+    assert disk.files("/s/commitlog") == before
+    disk = disk.killed()
+    disk.mend(path_of(base))
+    again = open_store(disk, clock=clock, segment=SEGMENT, corruption=corruption)
+    assert [read_all(again, queue_id=queue_id) for queue_id in (0, 1)] == expected
+
+
+def test_a_start_that_reads_again_what_failed_once_is_as_any_other() -> None:
+    clock = ManualClock()
+    disk, store = killed_store(clock)
+    expected = [read_all(store, queue_id=queue_id) for queue_id in (0, 1)]
+    for base in range(0, store.appended_position, SEGMENT):
+        image = disk.killed()
+        image.fail_reads(path_of(base), 2)
+        again = open_store(image, clock=clock, segment=SEGMENT)
+        assert again.damaged_ranges == []
+        assert [read_all(again, queue_id=queue_id) for queue_id in (0, 1)] == expected

@@ -294,11 +294,11 @@ def read_readable(disk: Disk, fd: int, size_bytes: int, position: int) -> tuple[
 def read_around(disk: Disk, fd: int, size_bytes: int, position: int) -> tuple[bytes, bool]:
     """As `read_fully`, with zeros where the disk cannot read: (the bytes, whether that was somewhere).
 
-    Behind each further page in a row that fails, twice as much is left out: of a large area not every page is tried.
+    In a row of pages that fail, as much is left out each time as was before: of a large area not every page is tried.
     """
     parts: list[bytes] = []
     at, end = position, position + size_bytes
-    left_out = PAGE_SIZE_BYTES
+    left_out = 0  # in a row
     is_whole = True
     while at < end:
         data, is_stuck = read_readable(disk, fd, end - at, at)
@@ -306,11 +306,12 @@ def read_around(disk: Disk, fd: int, size_bytes: int, position: int) -> tuple[by
         at += len(data)
         if not is_stuck:
             break
-        left_out = PAGE_SIZE_BYTES if data or is_whole else 2 * left_out
         is_whole = False
-        gap = min(end, at - at % PAGE_SIZE_BYTES + left_out) - at
+        left_out = 0 if data else left_out
+        gap = min(end, at - at % PAGE_SIZE_BYTES + max(PAGE_SIZE_BYTES, left_out)) - at
         parts.append(bytes(gap))
         at += gap
+        left_out += gap
     return b"".join(parts), not is_whole
 
 

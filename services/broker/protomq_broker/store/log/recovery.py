@@ -8,6 +8,9 @@ The log is walked from the checkpoint (or from its first segment) to the first a
     same page cache as before, and an append behind P that holds,   corruption too: the process wrote P before it wrote that
     or an entry of a consume queue for a record behind P
     a segment at or behind P begins with the head of another one    corruption too: files have changed places
+    P cannot be read, and an append behind it holds                 corruption too
+    P or something behind it cannot be read, and no append behind   the start ends: this may pass, and nobody cuts a good end
+    P holds
 
 Before the checkpoint the log is walked too, for a bit (`check_before`): the chain must come to the CRC that the checkpoint has.
 
@@ -23,7 +26,9 @@ Interrupted at any point and run again, recovery decides the same and leaves the
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -34,11 +39,13 @@ from protomq.wire.log_walk import EMPTY, SEAL_HEAD, Seal, WalkedBlock, decode_se
 from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.files.disk import (
+    PAGE_SIZE_BYTES,
     UNREADABLE_ERRNOS,
     Disk,
     path_named,
     read_around,
     read_fully,
+    read_readable,
     write_fully,
 )
 from protomq_broker.store.files.side_files import (
@@ -51,7 +58,7 @@ from .checkpoint import Checkpoint
 from .crc_forge import crc32c_before
 from .epochs import Epochs
 from .positions import LogTail
-from .seals import LogWalker, Skip
+from .seals import UNREADABLE, LogWalker, Skip
 from .segment import SegmentFile, SegmentFolder
 
 log = logging.getLogger(__name__)
@@ -169,7 +176,8 @@ def recover_log(
     `written_position`: up to where the log was certainly written, synced or not, and must be there; 0 if the page cache is another
     one. `before_cut` is called before a torn tail is cut: once it is, nothing tells it from a log that ended there.
 
-    Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed.
+    Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed. Raises OSError if the end of
+    the log cannot be read: then nothing is cut.
     """
     damaged = [
         found
@@ -186,7 +194,9 @@ def recover_log(
         if damage.start_position <= position < damage.end_position:
             position, chain_crc32c = damage.end_position, damage.previous_crc32c
     while True:
-        walker = LogWalker(disk, folder, position, chain_crc32c, skips=skips_of(damaged))
+        walker = LogWalker(
+            disk, folder, position, chain_crc32c, skips=skips_of(damaged), unreadable_is_damage=True
+        )
         for block in walker:
             on_block(block)
             synced = max(synced, epochs.synced_by(block.seals))
@@ -194,12 +204,14 @@ def recover_log(
             store_time_ms = max(store_time_ms, walker.last_seal.store_time_ms)
             epoch = max(epoch, walker.last_seal.epoch)
         position, chain_crc32c = walker.position, walker.crc32c
-        found = find_resync(disk, folder, position)
+        found = _resync_or_end(disk, folder, position)
+        if found is None and walker.problem == UNREADABLE:
+            raise _end_unreadable(folder.path_at(position), errno.EIO)
         synced_behind = synced
         if position >= synced and found is not None:
             synced_behind = max_synced_behind(disk, folder, found, skips_of(damaged), epochs)
         written = max(written_position, folder.lost_front_end)
-        is_proved = (same_cache and found is not None) or position < written
+        is_proved = (same_cache and found is not None) or position < written or walker.problem == UNREADABLE
         misplaced = find_misplaced(folder, position)
         if position >= max(synced, synced_behind) and not is_proved and misplaced is None:
             break
@@ -262,6 +274,7 @@ def check_before(
             at.crc32c,
             skips=skips_of(damaged),
             end_position=end.position,
+            unreadable_is_damage=True,
         )
         for block in walker:
             on_block(block)
@@ -273,7 +286,7 @@ def check_before(
                 break
             problem = "the log has other appends here than the checkpoint knows"
         position = at.position if walker.position == end.position else walker.position
-        found = find_resync(disk, folder, min(walker.position, end.position - 1))
+        found = _resync_or_end(disk, folder, min(walker.position, end.position - 1))
         if found is None or found.position >= end.position:
             found = resync_at(disk, folder, end, found)
         damage = DamagedRange(position, found.position, found.crc32c, problem)
@@ -299,11 +312,13 @@ def resync_at(
 ) -> Resync:
     """Where the log goes on behind damage that reaches the checkpoint: there, if it holds or ends there; else behind it (`found`)."""
     assert checkpoint.crc32c is not None
-    probe = LogWalker(disk, folder, checkpoint.position, checkpoint.crc32c)
+    probe = LogWalker(disk, folder, checkpoint.position, checkpoint.crc32c, unreadable_is_damage=True)
     if next(iter(probe), None) is not None or probe.ended_cleanly:
         return Resync(checkpoint.position, checkpoint.crc32c)
     if found is not None:
         return found
+    if probe.problem == UNREADABLE:
+        raise _end_unreadable(folder.path_at(checkpoint.position), errno.EIO)
     return Resync(first_free_base(disk, folder, checkpoint.position + 1), checkpoint.crc32c)
 
 
@@ -313,7 +328,7 @@ def find_misplaced(folder: SegmentFolder, position: int) -> int | None:
     No write that was torn leaves that behind: files have changed places, or were copied from elsewhere.
     """
     for segment in folder.overlapping(position, 1 << 63):
-        head = decode_seal(segment.read(0, SEAL_SIZE_BYTES), 0)
+        head = decode_seal(segment.read_if_readable(0, SEAL_SIZE_BYTES), 0)
         if (
             head is not None
             and head.is_head
@@ -324,8 +339,10 @@ def find_misplaced(folder: SegmentFolder, position: int) -> int | None:
     return None
 
 
-def rewrite_unsynced(disk: Disk, folder: SegmentFolder, start: int, end: int) -> None:
-    """Writes [start, end) once more with the bytes it has, and syncs it.
+def rewrite_unsynced(
+    disk: Disk, folder: SegmentFolder, start: int, end: int, damaged: Sequence[DamagedRange] = ()
+) -> None:
+    """Writes [start, end) once more with the bytes it has, and syncs it. What cannot be read stays as it is in `damaged`, else: OSError.
 
     After a failed fsync the kernel marks pages clean that are not on disk, so another fsync alone would report success for nothing. A
     start cannot know whether one had failed. The process may have been killed, or the disk may have refused every mark that it left.
@@ -335,11 +352,19 @@ def rewrite_unsynced(disk: Disk, folder: SegmentFolder, start: int, end: int) ->
         stop = min(end, segment.end_position)
         while at < stop:
             offset = at - segment.base_position
-            data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, stop - at), offset)
-            if not data:
+            size_bytes = min(SEARCH_BLOCK_SIZE_BYTES, stop - at)
+            with path_named(segment.path):
+                data, is_stuck = read_readable(disk, segment.fd, size_bytes, offset)
+            if not data and not is_stuck:
                 break
-            write_fully(disk, segment.fd, data, offset)
+            if data:
+                write_fully(disk, segment.fd, data, offset)
             at += len(data)
+            if is_stuck:
+                behind = min(stop, at + PAGE_SIZE_BYTES - (offset + len(data)) % PAGE_SIZE_BYTES)
+                if not any(each.start_position <= at and behind <= each.end_position for each in damaged):
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), segment.path)
+                at = behind
         disk.fsync(segment.fd)
 
 
@@ -370,6 +395,27 @@ def find_resync(
     return None
 
 
+def _resync_or_end(disk: Disk, folder: SegmentFolder, position: int) -> Resync | None:
+    """As `find_resync`, which skips what cannot be read only if it finds something. Else raises OSError: there may be a good end."""
+    try:
+        return find_resync(disk, folder, position)
+    except OSError as error:
+        if error.errno not in UNREADABLE_ERRNOS:
+            raise
+        found = find_resync(disk, folder, position, unreadable_is_damage=True)
+        if found is None:
+            raise _end_unreadable(error.filename, error.errno) from error
+        return found
+
+
+def _end_unreadable(path: str, number: int) -> OSError:
+    reason = (
+        f"{os.strerror(number)}: the end of the log cannot be read, and nothing is cut for that, since it may pass. If it does not, copy"
+        " the store to another disk, with zeros where nothing can be read, and start there"
+    )
+    return OSError(number, reason, path)
+
+
 def max_synced_behind(
     disk: Disk,
     folder: SegmentFolder,
@@ -380,10 +426,13 @@ def max_synced_behind(
     """The largest synced position that a seal of this store's from `start` on knows of, skipping further damage."""
     synced = 0
     while start is not None:
-        walker = LogWalker(disk, folder, start.position, start.crc32c, skips=skips)
+        # What cannot be read tells nothing. Nothing is cut then: `_written_behind` reads it all.
+        walker = LogWalker(
+            disk, folder, start.position, start.crc32c, skips=skips, unreadable_is_damage=True
+        )
         for block in walker:
             synced = max(synced, epochs.synced_by(block.seals))
-        start = find_resync(disk, folder, walker.position)
+        start = find_resync(disk, folder, walker.position, unreadable_is_damage=True)
     return synced
 
 
@@ -460,7 +509,7 @@ def is_repaired(disk: Disk, folder: SegmentFolder, damage: DamagedRange) -> bool
     if segment is None:
         return False
     offset = damage.start_position - segment.base_position
-    before = _read_or_nothing(segment, offset - CRC_SIZE_BYTES, CRC_SIZE_BYTES) if offset else None
+    before = segment.read_if_readable(offset - CRC_SIZE_BYTES, CRC_SIZE_BYTES) if offset else None
     if before == b"":
         return False
     return is_filled(disk, folder, damage, None if before is None else int.from_bytes(before, "little"))
@@ -545,7 +594,12 @@ def _written_behind(disk: Disk, folder: SegmentFolder, position: int) -> Iterato
         first = max(position - segment.base_position, 0)
         for start, end in disk.written_ranges(segment.fd, first, segment.size_bytes):
             for at in range(start, end, SEARCH_BLOCK_SIZE_BYTES):
-                data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, end - at), at)
+                try:
+                    data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, end - at), at)
+                except OSError as error:
+                    if error.errno not in UNREADABLE_ERRNOS:
+                        raise
+                    raise _end_unreadable(segment.path, error.errno) from error
                 if data != _ZEROS[: len(data)]:
                     yield segment.base_position + at + len(data.rstrip(b"\x00"))
 
@@ -579,18 +633,8 @@ def seal_at_end(segment: SegmentFile | None) -> Seal | None:
     """The seal that ends where the segment ends, None if there is none, or the disk cannot read it."""
     if segment is None:
         return None
-    seal = decode_seal(_read_or_nothing(segment, segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
+    seal = decode_seal(segment.read_if_readable(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
     return seal if seal is not None and seal.end_position == segment.end_position else None
-
-
-def _read_or_nothing(segment: SegmentFile, segment_offset: int, size_bytes: int) -> bytes:
-    """As `SegmentFile.read`; nothing where the disk cannot read: as of damage, nobody believes anything of it."""
-    try:
-        return segment.read(segment_offset, size_bytes)
-    except OSError as error:
-        if error.errno not in UNREADABLE_ERRNOS:
-            raise
-        return b""
 
 
 def explain_problem(problem: str) -> str:

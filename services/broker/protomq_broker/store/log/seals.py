@@ -73,12 +73,12 @@ def chain_holds(
 
 
 def seal_before(folder: SegmentFolder, position: int) -> Seal | None:
-    """The seal that stands right before a position; None if there is none. Its CRC is not checked."""
+    """The seal that stands right before a position; None if there is none, or the disk cannot read it. Its CRC is not checked."""
     segment = folder.at(position - 1) if position else None
     at = position - SEAL_SIZE_BYTES - segment.base_position if segment is not None else -1
     if segment is None or at < 0:
         return None
-    seal = decode_seal(segment.read(at, SEAL_SIZE_BYTES), 0)
+    seal = decode_seal(segment.read_if_readable(at, SEAL_SIZE_BYTES), 0)
     return seal if seal is not None and seal.end_position == position else None
 
 

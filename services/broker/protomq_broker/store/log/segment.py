@@ -80,6 +80,15 @@ class SegmentFile:
         # Of a file that is open, the system does not name it.
         raise OSError(first.errno, first.strerror, self.path) from first
 
+    def read_if_readable(self, segment_offset: int, size_bytes: int) -> bytes:
+        """As `read`; nothing where the disk cannot read: as of damage, nobody believes anything of it."""
+        try:
+            return self.read(segment_offset, size_bytes)
+        except OSError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            return b""
+
     def note_failed_read(self) -> None:
         """The disk could not read what somebody wanted of the file."""
         self.failed_read_count += 1
