@@ -294,7 +294,7 @@ def read_readable(disk: Disk, fd: int, size_bytes: int, position: int) -> tuple[
 def read_around(disk: Disk, fd: int, size_bytes: int, position: int) -> tuple[bytes, bool]:
     """As `read_fully`, with zeros where the disk cannot read: (the bytes, whether that was somewhere).
 
-    In a row of pages that fail, as much is left out each time as was before: of a large area not every page is tried.
+    In a row of pages that fail, as much is left out each time as was before. So of a large area not every page is tried.
     """
     parts: list[bytes] = []
     at, end = position, position + size_bytes
