@@ -12,7 +12,7 @@ import pytest
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.log.seals import UNREADABLE
 from protomq_broker.store.store import Store
-from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from protomq_broker.testing.simdisk import Fault, Operation, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import open_store, read_all
@@ -213,6 +213,34 @@ def test_a_segment_that_does_not_take_the_healed_bytes_gets_a_new_file(
     for after in (disk.killed(), disk.crash(random.Random(1))):
         assert log_of(after, 0, len(log), SEGMENT) == log
         assert open_store(after, clock=clock, segment=SEGMENT).damaged_ranges == []
+
+
+def test_a_sync_that_fails_just_before_the_segment_is_flushed_ends_the_log() -> None:
+    """It may have told of appends. The flush right behind it hears nothing of that: nobody is told twice."""
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    base = store.appended_position // SEGMENT * SEGMENT
+    while store.appended_position < base + SEGMENT:
+        store.append([make_request([b"not flushed " * 20])])
+    log = whole_log(disk, store)
+    disk.spoil_part(path_of(base), 0, PAGE)
+    damage = store._checked.damage_from(base, UNREADABLE)
+    store._quarantine.ranges = [damage]
+    assert store.positions.flushed < base + SEGMENT
+
+    def flush_behind(operation: Operation) -> Fault | None:
+        if operation.name != "fsync" or operation.path != path_of(base):
+            return None
+        disk.plan = None
+        disk._names[path_of(base)].dirty.clear()  # what the sync that fails has lost
+        store.flush()
+        assert store.positions.flushed >= base + SEGMENT
+        return Fault.SYNC_LOST
+
+    disk.plan = flush_behind
+    with pytest.raises(OSError, match="Input/output error"):
+        store.heal_log(damage, log[damage.start_position : damage.end_position])
+    assert "an fsync of" in store.log_failure
 
 
 def test_the_segment_that_is_written_is_never_copied() -> None:

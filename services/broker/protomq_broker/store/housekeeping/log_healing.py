@@ -192,7 +192,8 @@ class LogHealer:
             # Retention has deleted the segment.
             return
         data = memoryview(block.data)[: block.size_bytes]
-        is_written = False
+        # Asked before: a flush that comes next after a failed fsync of the same file hears nothing of it.
+        was_flushed, is_written = self._log.is_flushed(segment), False
         try:
             if segment.stored_size_bytes() < segment.size_bytes:
                 self._disk.allocate(segment.fd, segment.size_bytes)
@@ -200,10 +201,10 @@ class LogHealer:
             is_written = True
             self._disk.fsync(segment.fd)
         except OSError as error:
-            # What is flushed was synced before: such an fsync reports nothing but these bytes.
-            if is_written and not self._log.is_flushed(segment):
+            # What was flushed is synced: such an fsync reports nothing but these bytes.
+            if is_written and not was_flushed:
                 self._log.fail(f"an fsync of {segment.path} failed: {error}")  # it may report appends: nobody is told twice
-            if error.errno not in UNREADABLE_ERRNOS or not self._log.is_flushed(segment):
+            if error.errno not in UNREADABLE_ERRNOS or not was_flushed:
                 raise
             self._write_copy(segment, data, block.base_position, error)
 
