@@ -133,6 +133,7 @@ def backup(
     with import_tools():
         from protomq_broker.failed_opens import full_disk_named
         from protomq_broker.store.tools.backup import FolderSource, LinkingSource, back_up
+        from protomq_broker.store.tools.offline import check_is_store
     _refuse_inside(folder)
     if broker is None:
         if store is None:
@@ -144,6 +145,10 @@ def backup(
         with offline_store(store), full_disk_named(folder):
             report = back_up(FolderSource(store), folder)
     else:
+        if store is not None:
+            # Else nothing would be linked, and nobody would hear of it.
+            with offline_store(store):
+                check_is_store(store)
         with _client(broker, namesrv, timeout) as client, full_disk_named(folder):
             report = back_up(client if store is None else LinkingSource(client, store), folder)
     _print(report, output)

@@ -40,9 +40,15 @@ _EXPENDABLE = ("min_offset", "group", "topic", "end_offset", "committed_offset")
 
 
 def parse_group(text: str) -> str:
-    """The name of a group. Raises ValueError for an empty one."""
+    """The name of a group. Raises ValueError for what cannot be one."""
+    from protomq.wire.topics import group_of, why_no_group
+
     if not text:
         raise ValueError("a group has a name, this is ''")
+    if group := group_of(text):
+        raise ValueError(f"{text} is a topic of a group: name the group, {group}")
+    if reason := why_no_group(text):
+        raise ValueError(reason)
     return text
 
 

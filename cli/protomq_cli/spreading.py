@@ -11,6 +11,7 @@ Interrupted, it is run again: what is done already stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -120,7 +121,7 @@ def _check_missing(missing: Missing, names: Sequence[str] | None, brokers_of: Ca
 
 def wanted_topics(topics: Mapping[str, Iterable[TopicConfig]], broker: str) -> dict[str, TopicConfig]:
     """What the broker is to have, by name: each topic that any other has, as on the broker with the widest permission and most
-    queues."""
+    queues. One that is drained counts as it was before that: the new broker may be the one that takes its place."""
     wanted: dict[str, TopicConfig] = {}
 
     def size(topic: TopicConfig) -> tuple[int, int, int]:
@@ -129,11 +130,21 @@ def wanted_topics(topics: Mapping[str, Iterable[TopicConfig]], broker: str) -> d
     for name, found in sorted(topics.items()):
         if name == broker:
             continue
-        for topic in found:
+        for each in found:
+            topic = _as_open(each)
             known = wanted.get(topic.name)
             if known is None or size(topic) > size(known):
                 wanted[topic.name] = topic
     return dict(sorted(wanted.items()))
+
+
+def _as_open(topic: TopicConfig) -> TopicConfig:
+    """A topic as it is when nothing closes it for a while."""
+    from protomq import Permission
+
+    if topic.closed_from is Permission.UNSPECIFIED:
+        return topic
+    return replace(topic, permission=topic.closed_from, closed_from=Permission.UNSPECIFIED)
 
 
 def _check_filters(admin: Admin, broker: str, missing: Missing) -> None:

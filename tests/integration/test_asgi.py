@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from protomq import (
+    Admin,
     AsyncProducer,
     AsyncPullConsumer,
     AsyncPushConsumer,
@@ -23,10 +24,13 @@ from protomq import (
     Message,
     Producer,
     PullConsumer,
+    TraceEvent,
 )
 from protomq.asgi import Messaging
 from protomq.errors import ConfigurationError, ProtomqError, TopicNotFoundError
+from protomq.hooks import ConsumeContext, Hook
 from protomq.testing import Broker, FakeGroup
+from tests.support.waiting import PATIENCE_S, wait_for
 
 
 class Order(BaseModel):
@@ -199,3 +203,34 @@ def test_its_listeners_are_tested_without_a_broker() -> None:
     group.deliver()
     assert billed == [1]
     assert len(group.dead_letters) == 1
+
+
+async def test_a_consumers_trace_and_its_hooks_know_the_client_that_runs(protomq_server: Broker, protomq_topic: str) -> None:
+    contexts: list[ConsumeContext] = []
+
+    class Noting(Hook):
+        def before_consume(self, context: ConsumeContext) -> None:
+            contexts.append(context)
+
+    messaging = Messaging("shop", connection=connection(protomq_server))
+    billing = messaging.consumer(f"billing-{uuid.uuid4().hex}", trace=True, hooks=[Noting()])
+    has_billed = asyncio.Event()
+
+    @billing.on(protomq_topic)
+    async def bill(message: Message) -> None:
+        has_billed.set()
+
+    async with messaging.lifespan():
+        consumer = await billing.running()
+        sent = await (await messaging.producer()).send(protomq_topic, b"1")
+        await asyncio.wait_for(has_billed.wait(), PATIENCE_S)
+        client_id, address = consumer._hooks.client_id, consumer._hooks.server_of([sent.queue])
+    assert [(one.client_id, one.server_address) for one in contexts] == [(client_id, address)]
+    assert address
+
+    def trace() -> list[TraceEvent]:
+        with Admin(namesrv=protomq_server.namesrv) as admin:
+            return admin.trace_of(sent.message_id)
+
+    await asyncio.to_thread(wait_for, trace, PATIENCE_S)
+    assert [(event.kind, event.group, event.client) for event in await asyncio.to_thread(trace)] == [("CONSUMED", billing.group, client_id)]

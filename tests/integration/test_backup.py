@@ -281,6 +281,8 @@ def test_damage_of_a_backup_and_times_behind_its_end_are_told(tmp_path: Path) ->
         (["backup", "DIR"], 2, "--broker"),
         (["backup", "DIR", "--store", "nowhere"], 4, "is not a folder"),
         (["backup", "DIR", "--store", "/"], 4, "this is not a store"),
+        (["backup", "DIR", "--broker", "127.0.0.1:1", "--store", "nowhere"], 4, "is not a folder"),
+        (["backup", "DIR", "--broker", "127.0.0.1:1", "--store", "/"], 4, "this is not a store"),
         (["backup", "DIR", "--broker", "127.0.0.1:x"], 2, "--broker"),
         (["restore", "DIR", "DIR2"], 4, "is no backup"),
         (["restore", "DIR", "DIR2", "--time", "+3"], 2, "--time"),

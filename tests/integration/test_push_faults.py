@@ -6,11 +6,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
-from protomq import Admin, Message, Producer, PushConsumer
+from protomq import Admin, Message, Producer, PushConsumer, _push_state
 from protomq.errors import ConfigurationError
 from protomq.testing import Broker
 from tests.support.push import Push, committed, dead_letters, group_of, send
@@ -201,6 +201,77 @@ def test_each_member_of_a_broadcast_gets_all_and_goes_on_where_it_was(
             wait_for(lambda: len(seen["one"]) == 25, PATIENCE_S)
     assert sorted(seen["one"][:20]) == sorted(seen["two"]) == sorted(bodies)
     assert sorted(seen["one"][20:]) == sorted(more)
+
+
+@pytest.mark.parametrize("kind", ["threads", "functions"])
+def test_what_fails_comes_again_while_the_listener_hangs_in_the_next_message(
+    kind: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RUN_TARGET_S", "RUN_SHARED_S"):  # A run has all that is there.
+        monkeypatch.setattr(_push_state, name, 60.0)
+    topic = f"hangs-{kind}"
+    group = group_of(broker, topic, 20)
+    warm, hangs, again, goes_on = (threading.Event() for _ in range(4))
+
+    def listen(message: Message) -> None:
+        if message.body == b"0":
+            warm.set()
+        elif message.attempt:
+            again.set()
+        elif message.body == b"1":
+            raise ValueError("one")
+        else:
+            hangs.set()
+            goes_on.wait(PATIENCE_S)
+
+    with Admin(namesrv=broker.namesrv) as admin:
+        admin.create_topic(topic, write_queues=1, read_queues=1)
+    push = Push(kind, broker)
+    with Producer(namesrv=broker.namesrv) as producer, push(group, topic, listen, concurrency=2) as consumer:
+        send(producer, topic, 1)
+        assert warm.wait(PATIENCE_S)
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+        send(producer, topic, 2, first=1)
+        try:
+            assert hangs.wait(PATIENCE_S)
+            assert again.wait(PATIENCE_S)
+        finally:
+            goes_on.set()
+    assert push.left == 0
+    assert committed(broker, group, topic) == 3
+
+
+@pytest.mark.parametrize("begin", ["earliest", "latest"])
+def test_a_broadcast_goes_on_where_it_was_with_another_subscription_in_the_place_of_one(
+    push: Push, broker: Broker, tmp_path: Path, begin: Literal["earliest", "latest"]
+) -> None:
+    topic = f"anew-{push.kind}-{begin}"
+    group_of(broker, topic)
+    seen: list[bytes] = []
+    found: list[bytes] = []
+
+    def listen(message: Message) -> None:
+        seen.append(message.body)
+
+    def go_on(message: Message) -> None:
+        found.append(message.body)
+
+    with (
+        Producer(namesrv=broker.namesrv) as producer,
+        push(topic, topic, listen, begin=begin, broadcast=True, offset_folder=str(tmp_path)) as consumer,
+    ):
+        bodies = send(producer, topic, 20)
+        wait_for(lambda: sorted(seen) == sorted(bodies), PATIENCE_S)
+        push.call(lambda: consumer.unsubscribe(topic))
+        wait_for(lambda: not consumer.assignment(), PATIENCE_S)
+        between = send(producer, topic, 5, first=100)
+        push.call(lambda: consumer.subscribe(topic, go_on))
+        wait_for(consumer.assignment, PATIENCE_S)
+        last = send(producer, topic, 5, first=200)
+        wait_for(lambda: set(last) <= set(found), PATIENCE_S)
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    assert sorted(seen) == sorted(bodies)
+    assert sorted(found) == sorted([*between, *last])
 
 
 def test_a_broadcast_repeats_only_what_was_not_done_when_it_stopped(broker: Broker, tmp_path: Path) -> None:

@@ -626,6 +626,116 @@ def test_an_interrupted_poll_loses_nothing(
     assert len(got) == len({(message.queue, message.queue_offset) for message in got}) == 20
 
 
+def interrupt_waits(source: PullConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C meets each `poll` that has nothing more to return."""
+    take, is_begun = source._state.take, False
+
+    def interrupted(count_max: int, **settings: bool) -> list[Message]:
+        nonlocal is_begun
+        messages = take(count_max, **settings)
+        if is_begun and not messages:
+            raise KeyboardInterrupt
+        is_begun = is_begun or bool(messages)
+        return messages
+
+    monkeypatch.setattr(source._state, "take", interrupted)
+
+
+def use_up(source: PullConsumer, way: str) -> None:
+    if way == "loop":
+        for _ in source:
+            pass
+    elif way == "scheduled":
+        source.run_scheduled(lambda queue, messages: 0)
+    while True:
+        source.poll(PATIENCE_S)
+
+
+@pytest.mark.parametrize("way", ["poll", "loop", "scheduled"])
+@pytest.mark.parametrize("end", ["with", "caught", "close"])
+def test_an_interrupted_wait_leaves_what_was_finished_before_it_to_the_last_commit(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, way: str, end: str
+) -> None:
+    server.append("t", 0, [b"%d" % number for number in range(10)])
+    source = consumer(server, "g")
+    source.assign([Q0])
+    interrupt_waits(source, monkeypatch)
+    if end == "with":
+        with pytest.raises(KeyboardInterrupt), source:
+            use_up(source, way)
+    elif end == "caught":
+        with source, pytest.raises(KeyboardInterrupt):
+            use_up(source, way)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            use_up(source, way)
+        source.close()
+    assert server.committed == {("g", "t", 0): 10}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_error_in_a_loop_takes_back_the_message_that_the_loop_is_at_and_no_other(server: FakeServer, error: type[BaseException]) -> None:
+    server.append("t", 0, [b"%d" % number for number in range(10)])
+
+    def work() -> None:
+        with consumer(server, "g") as source:
+            source.assign([Q0])
+            for message in source:
+                if message.body == b"6":
+                    raise error
+
+    with pytest.raises(error):
+        work()
+    assert server.committed == {("g", "t", 0): 6}
+
+
+async def test_so_does_an_error_in_an_async_loop(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % number for number in range(10)])
+
+    async def work() -> None:
+        async with AsyncPullConsumer("g", namesrv=server.address) as source:
+            await source.assign([Q0])
+            async for message in source:
+                if message.body == b"6":
+                    raise ValueError("6")
+
+    with pytest.raises(ValueError, match="6"):
+        await work()
+    assert server.committed == {("g", "t", 0): 6}
+
+
+@pytest.mark.parametrize("way", ["poll", "loop", "scheduled"])
+async def test_a_cancelled_wait_leaves_what_was_finished_before_it_to_the_last_commit(server: FakeServer, way: str) -> None:
+    server.append("t", 0, [b"%d" % number for number in range(10)])
+    source = AsyncPullConsumer("g", namesrv=server.address)
+    await source.assign([Q0])
+    count = 0
+
+    async def work() -> None:
+        nonlocal count
+        async with source:
+            if way == "loop":
+                async for _ in source:
+                    count += 1
+            elif way == "scheduled":
+
+                def pull(_: MessageQueue, messages: Sequence[Message]) -> int:
+                    nonlocal count
+                    count += len(messages)
+                    return 0
+
+                await source.run_scheduled(pull)
+            while True:
+                count += len(await source.poll(PATIENCE_S))
+
+    task = asyncio.create_task(work())
+    await async_wait_for(lambda: count == 10 and not source._state._handed_out)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert server.committed == {("g", "t", 0): 10}
+
+
 class Watching(Hook):
     """Is called around each `poll`."""
 

@@ -11,6 +11,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Literal, Unpack, cast
 
@@ -501,18 +502,15 @@ class AsyncPushConsumer(PushBase):
             await asyncio.sleep(0)
 
     async def _work_on_thread(self, run: Run) -> None:
-        """What is not simply done is settled here when the run is over: the state is this loop's."""
-        said: list[tuple[Sequence[Message], Sequence[Failure | None]]] = []
-        worker = Worker(
-            lambda _, messages, failures: said.append((messages, failures)),
-            self._seldom,
-            comes_again=not self.options.broadcast,
-        )
-        try:
-            await asyncio.wrap_future(self._threads.submit(lambda: worker.work(run)))
-        finally:
-            for messages, failures in said:
-                self._settle(run, messages, failures)
+        """What is not simply done the loop settles at once, for the state is its own. The next message of the run may take long."""
+        loop = asyncio.get_running_loop()
+
+        def settle(run: Run, messages: Sequence[Message], failures: Sequence[Failure | None]) -> None:
+            with suppress(RuntimeError):  # The loop was closed meanwhile.
+                loop.call_soon_threadsafe(self._settle, run, messages, failures)
+
+        worker = Worker(settle, self._seldom, comes_again=not self.options.broadcast)
+        await asyncio.wrap_future(self._threads.submit(lambda: worker.work(run)))
 
     def _settle(self, run: Run, messages: Sequence[Message], failures: Sequence[Failure | None]) -> None:
         self._state.settled(run, messages, failures, time.monotonic())

@@ -43,6 +43,7 @@ from ._transactions import (
     say_listener_failed,
     say_not_taken,
     say_not_told,
+    topic_in_turn,
     wait_steps,
 )
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
@@ -182,7 +183,8 @@ class AsyncTransactionProducer(OfOneProcess):
         self._topics = self._wanted_topics
         """Those that are not followed yet."""
         self._lines: dict[str, AsyncEndLine] = {}
-        self._listening: set[str] = set()
+        self._listening: dict[str, dict[str, None]] = {}
+        """See TransactionProducer."""
         self._searched: set[str] = set()
         """Topics whose brokers are looked for, since a half message may be there."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -231,7 +233,7 @@ class AsyncTransactionProducer(OfOneProcess):
             self._listen_where_stored(topic, error)
             raise
         assert isinstance(half, HalfResult)
-        if half.queue.broker_name not in self._listening:
+        if half.queue.topic not in self._listening.get(half.queue.broker_name, ()):
             self._listen_to(half.queue)
         try:
             returned = execute(half)
@@ -389,11 +391,14 @@ class AsyncTransactionProducer(OfOneProcess):
 
     def _listen_to(self, queue: MessageQueue) -> None:
         """Tells the broker of a queue from now on that this producer is there."""
-        if queue.broker_name not in self._listening and not self._closed:
-            self._listening.add(queue.broker_name)
-            task = self._begin_task(self._answer_checks(queue.topic, queue.broker_name))
+        topics = self._listening.get(queue.broker_name)
+        if topics is not None:
+            topics[queue.topic] = None
+        elif not self._closed:
+            topics = self._listening[queue.broker_name] = {queue.topic: None}
+            task = self._begin_task(self._answer_checks(topics, queue.broker_name))
             # Somebody else may cancel it: then the next message begins another one.
-            task.add_done_callback(lambda _: self._listening.discard(queue.broker_name))
+            task.add_done_callback(lambda _: self._listening.pop(queue.broker_name, None))
 
     def _listen_where_stored(self, topic: str | OutgoingMessage, error: BaseException) -> None:
         """See TransactionProducer."""
@@ -437,14 +442,17 @@ class AsyncTransactionProducer(OfOneProcess):
             is_known = all([await self._listen_at(topic) for topic in topics])
             await asyncio.sleep(TOPIC_PAUSE_S if is_known else PAUSE_S)
 
-    async def _answer_checks(self, topic: str, broker_name: str) -> None:
+    async def _answer_checks(self, topics: dict[str, None], broker_name: str) -> None:
         """Until the producer is closed: waits for what one broker asks, and answers."""
         producer = self._producer
+        failures = 0
         while not self._closed:
+            topic = topic_in_turn(topics, failures)
             try:
                 route = await producer._route(topic, time.monotonic() + PAUSE_S, None)
                 address = route.brokers.get(broker_name)
                 if address is None:
+                    failures += 1
                     producer._routes.invalidate(topic)
                     await asyncio.sleep(PAUSE_S)
                     continue
@@ -456,6 +464,7 @@ class AsyncTransactionProducer(OfOneProcess):
             except ProtomqError as error:
                 if self._closed:
                     return
+                failures += 1
                 if error.stale_route:
                     producer._routes.invalidate(topic, is_denied=is_denial(error))
                 logger.info("broker %s cannot ask about transactions: %s", broker_name, error)

@@ -17,7 +17,7 @@ from typing import Final, ParamSpec
 from ._late_imports import fork_waits
 from ._types import MessageQueue
 from .errors import ConfigurationError, WrongTypeError
-from .wire.topics import GROUP_NAME_LENGTH_MAX, why_no_group
+from .wire.topics import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX, is_stored_name, why_no_group
 
 SECONDS_MAX: Final = 1e6
 """Eleven days: longer is a mistake, milliseconds most likely."""
@@ -131,6 +131,14 @@ def _as_text(value: object) -> str:
 def check_topic(topic: object) -> str:
     """The name of a topic."""
     return check_text("topic", topic)
+
+
+def check_subscribed(topic: object) -> str:
+    """A name that a topic can have: a subscription waits for a topic that does not exist, and would wait for ever."""
+    name = check_topic(topic)
+    if not is_stored_name(name):
+        raise ConfigurationError(f"topic has to be 1 to {TOPIC_NAME_LENGTH_MAX} characters of A-Z a-z 0-9 _ - %, and is {short(name)}")
+    return name
 
 
 def check_message_queue(queue: object) -> MessageQueue:

@@ -87,14 +87,18 @@ class HandedOut:
                 self._open.append((context, loop))
 
     def ended(self, failure: str | None = None) -> None:
-        """The consumer is closed. `failure`: why nothing of what was given has been finished."""
+        """The consumer is closed. `failure`: why what was given has not been finished, but for what a loop has gone on from."""
         opened, self._open = self._open, []
         for context, loop in opened:
             self._finish(context, loop, failure)
 
     def _finish(self, context: ConsumeContext, loop: Loop | None, failure: str | None) -> None:
-        unseen = set() if loop is None else {id(message) for message in loop.unseen()}
-        failures = [failure or (NOT_HANDED_ON if id(message) in unseen else None) for message in context.messages]
+        if loop is None:
+            failures = [failure] * len(context.messages)
+        else:
+            why = failure or NOT_HANDED_ON
+            unfinished = {id(message) for message in loop.unseen(with_current=failure is not None)}
+            failures = [why if id(message) in unfinished else None for message in context.messages]
         self._hooks.after_consume(context, failures)
 
 

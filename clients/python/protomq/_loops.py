@@ -33,6 +33,7 @@ class Loop:
         """More, behind what is left."""
         self._messages = [*self._unmoved(self.left), *messages]
         self.left = iter(self._messages)
+        self._taken.clear()
         self.moved.clear()
 
     def came_back(self) -> None:
@@ -46,9 +47,8 @@ class Loop:
 
     def open_offsets(self, *, with_current: bool = False) -> dict[MessageQueue, int]:
         """By queue, the first message that was not handed on. `with_current`: the one that the loop is at counts as such."""
-        start = len(self._messages) - length_hint(self.left)
         first: dict[MessageQueue, int] = {}
-        for message in self._messages[max(start - with_current, 0) :]:
+        for message in self.unseen(with_current=with_current):
             if message.queue not in self.moved:
                 first.setdefault(message.queue, message.queue_offset)
         return first
@@ -58,13 +58,14 @@ class Loop:
         """Whether it hands on nothing more of what it was given, as it has handed on all, or was left."""
         return not length_hint(self.left)
 
-    def unseen(self) -> list[Message]:
-        """What was not handed on, also where the loop was left."""
-        return self._taken + self._messages[len(self._messages) - length_hint(self.left) :]
+    def unseen(self, *, with_current: bool = False) -> list[Message]:
+        """What was not handed on, also where the loop was left. `with_current`: and the message that it is at."""
+        start = len(self._messages) - length_hint(self.left) - len(self._taken)
+        return self._messages[max(start - with_current, 0) :]
 
     def take_unseen(self) -> list[Message]:
-        """What was not handed on, and is not any more."""
-        self._taken = list(self.left)
+        """What was not handed on, and is not any more. Called again, it says the same."""
+        self._taken.extend(self.left)  # In one instruction: Ctrl-C finds it done, or nothing of it.
         return self._unmoved(self._taken)
 
     def _unmoved(self, messages: Iterable[Message]) -> list[Message]:

@@ -100,6 +100,8 @@ class PullConsumer(ConsumerBase):
         self._routes.looks_seldom = self._steps.looks_seldom
         self._run = Driver(self._transport, self._routes).run
         self._pulls: PullMultiplexer | None = None
+        self._has_polled = False
+        """In this process: what a forked child has of its parent is not the child's to commit."""
         self._lock = threading.RLock()
         self._start_hooks(connection)
         # A broadcasting consumer commits nothing, and must get what others get, too.
@@ -260,7 +262,8 @@ class PullConsumer(ConsumerBase):
         """Messages without end, one by one; ends when the consumer is closed. What was not handed on when the loop is left comes again.
 
         A message is done when the next one is asked for. A `commit` in the loop, and a `close`, count the one that the loop is at. Another
-        loop that goes on does not. What the loop has polled already comes before `seek`, `pause` and `unsubscribe` show.
+        loop that goes on does not, nor does a `with` that an exception ends.
+        What the loop has polled already comes before `seek`, `pause` and `unsubscribe` show.
         """
         loop = Loop()
         try:
@@ -531,7 +534,7 @@ class PullConsumer(ConsumerBase):
     def _leave(self, commit: bool, *, is_first: bool, commits_until_s: float = float("inf")) -> str:
         """All but the goodbye. May be called again where it was cut off."""
         text = ""
-        if self._auto_commits and self._pulls is not None:
+        if self._auto_commits and self._has_polled:
             error = self._run(self._steps.commit_last("on close", commits_until_s))
             if error is not None and (count := self._state.uncommitted_count()):
                 text = not_taken_text(self.group, count, error)
@@ -553,7 +556,7 @@ class PullConsumer(ConsumerBase):
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        # After an exception the program may not have finished its last batch: it is not committed, and comes again.
+        # After an exception the program may not have finished its last batch, or the message that its loop is at: those come again.
         if text := self._shut(exception_type is None):
             warn(logger, text, 2)
 
@@ -578,7 +581,7 @@ class PullConsumer(ConsumerBase):
         """Returns the lock. A forked child gets a new one, and drops its parent's connections."""
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), threading.RLock()
-            self._is_newly_forked = True
+            self._is_newly_forked, self._has_polled = True, False
             if self._pulls is not None:
                 self._pulls.abandon()
                 self._pulls = None
@@ -605,6 +608,7 @@ class PullConsumer(ConsumerBase):
         """Sends the pulls that are due, and takes the answers that have come or come within `wait_s`."""
         pulls = self._pulls
         if pulls is None:
+            self._has_polled = True
             pulls = self._pulls = multiplexer_with(self._transport)
         steps = self._steps
         self._send_due(pulls)

@@ -212,6 +212,7 @@ class PullState:
         self._line: deque[MessageQueue] = deque()
         self._handed_out: list[_Queue] = []  # By the last `take`.
         self._loops: list[Loop] = []
+        self._is_looped_over = False  # What the last `take` handed out: nobody else is at work on it.
         self._held: frozenset[MessageQueue] = frozenset()
         self.doubted: frozenset[MessageQueue] = frozenset()
         """Queues that are held until it is known whether the group's offset was reset meanwhile: what waits would be skipped then."""
@@ -670,21 +671,27 @@ class PullState:
         self.give_back_left()
         if loop is not None:
             loop.came_back()
+        still_open = self._open_in_loops(with_current=loop is not None)
         for state in self._handed_out:
-            state.safe_position = state.position
-        self._handed_out.clear()
-        for each in self._loops:
-            for queue, queue_offset in each.open_offsets(with_current=loop is not None).items():
-                of_queue = self._kept(queue)
-                if of_queue is not None and of_queue.safe_position is not None:
-                    of_queue.safe_position = min(of_queue.safe_position, queue_offset)
-                    self._handed_out.append(of_queue)
+            state.safe_position = _open_from(state, still_open)
+        self._handed_out = [state for state, _ in still_open.values()]
+
+    def _open_in_loops(self, *, with_current: bool) -> dict[int, tuple[_Queue, int]]:
+        """Queues of which loops have messages to hand on, by id, with the first of them. `with_current`: as of `Loop.open_offsets`."""
+        first: dict[int, tuple[_Queue, int]] = {}
+        for loop in self._loops:
+            for queue, queue_offset in loop.open_offsets(with_current=with_current).items():
+                state = self._kept(queue)
+                if state is not None and state.safe_position is not None:
+                    first[id(state)] = state, min(queue_offset, first.get(id(state), (state, queue_offset))[1])
+        return first
 
     def loop_over(self, loop: Loop, messages: Iterable[Message]) -> None:
         """These messages go to the user one by one: what the loop has not handed on is not finished, whoever comes back."""
         if loop not in self._loops:
             self._loops.append(loop)
         loop.fill(messages)
+        self._is_looped_over = True
 
     def end_loops(self) -> None:
         """All loops end with the message that they are at."""
@@ -693,10 +700,22 @@ class PullState:
         self.give_back_left()
 
     def give_back_left(self) -> None:
-        """What loops that are over have not handed on comes again."""
-        for loop in [loop for loop in self._loops if loop.is_over]:
-            self._loops.remove(loop)
+        """What loops that are over have not handed on comes again. Ctrl-C at any place of it loses nothing: it may be called again.
+
+        An error may have ended them. So the messages that they are at are finished once the user comes back, those before them now.
+        """
+        over = [loop for loop in self._loops if loop.is_over]
+        if not over:
+            return
+        if self._is_looped_over:
+            still_open = self._open_in_loops(with_current=True)
+            for state in self._handed_out:
+                if state.safe_position is not None and state.position is not None:
+                    state.safe_position = max(state.safe_position, _open_from(state, still_open))
+        self._is_looped_over = False
+        for loop in over:
             self.give_back(loop.take_unseen())
+            self._loops.remove(loop)
 
     def hold_back(self, queues: Collection[MessageQueue], now_s: float = math.inf) -> None:
         """Of these queues nothing is handed out, until this is called without them. `now_s`: inf if the caller asks for resets itself."""
@@ -741,6 +760,7 @@ class PullState:
         `one_queue`: of the first that has any.
         """
         messages: list[Message] = []
+        self._is_looped_over = False
         while self._line and not self.is_shut:
             for _, part in self.take_parts(count_max, one_queue=one_queue):
                 messages = messages + part if messages else part
@@ -1000,6 +1020,12 @@ class _Rooms:
         self._left[queue] = Room(room.messages - (stop - waiting.taken), room.size_bytes - raw_size_bytes)
         self.total = Room(self.total.messages, self.total.size_bytes - raw_size_bytes)
         return stop
+
+
+def _open_from(state: _Queue, still_open: Mapping[int, tuple[_Queue, int]]) -> int:
+    """The position of a queue that was handed out, or the first message that is open still."""
+    assert state.position is not None
+    return min(state.position, still_open[id(state)][1]) if id(state) in still_open else state.position
 
 
 def _pass_over(state: _Queue) -> None:

@@ -14,7 +14,7 @@ Rules:
   For any other reason it counts as done, and is reported.
 - A delay level beyond the broker's last counts as the last, as in RocketMQ. Only the broker knows which that is: its refusal says so, and
   the call is made again with it.
-- A topic or queue that is said to be missing may only be late: it is asked 10 times.
+- A topic or queue that is said to be missing may only be late: it is asked 10 times, or until its queues go.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class BackCall:
     backs: list[Back]
     payload: BackPayload | None = None
     tries: int = 0
+    dropped: set[Back] = field(default_factory=set)
+    """Those whose queues have gone since: they need not be given back."""
 
 
 @dataclass(slots=True)
@@ -151,6 +153,8 @@ class BackLine:
         broker = self._brokers[call.broker_name]
         broker.is_under_way = False
         is_missing = isinstance(error, TopicNotFoundError | QueueNotFoundError)
+        if call.dropped and self._goes_without_dropped(broker, call, error, is_missing=is_missing):
+            return ()
         if error.retriable and not (is_missing and call.tries >= MISSING_TRIES_MAX):
             pause_s = max(broker.pause_s, (error.retry_delay_ms or 0) / 1000)
             broker.paused_until_s = now_s + pause_s
@@ -190,9 +194,22 @@ class BackLine:
             broker.small_count = sum(kept[broker.single_count : behind])
             broker.single_count = sum(kept[: broker.single_count])
             broker.waiting = deque(back for back in broker.waiting if back.message.queue not in queues)
-            if broker.call is not None and not broker.is_under_way:
-                if all(back.message.queue in queues for back in broker.call.backs):
+            if broker.call is not None:
+                broker.call.dropped.update(back for back in broker.call.backs if back.message.queue in queues)
+                if not broker.is_under_way and len(broker.call.dropped) == len(broker.call.backs):
                     broker.call = None
+
+    def _goes_without_dropped(self, broker: _Broker, call: BackCall, error: ProtomqError, *, is_missing: bool) -> bool:
+        """Whether a call is over, and what is left of it waits again: it has not been done, and what was dropped may be why."""
+        left = [back for back in call.backs if back not in call.dropped]
+        if left and error.retriable and not is_missing:
+            return False  # It may have been done, so the same call is made again.
+        broker.call = None
+        broker.pause_s = PAUSE_MIN_S
+        broker.waiting.extendleft(reversed(left))
+        if len(call.backs) <= MESSAGES_MAX:
+            broker.small_count += len(left)
+        return True
 
     def _most_of(self, name: str) -> int:
         """Most messages of a call to a broker."""

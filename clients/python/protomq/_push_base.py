@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from . import _forks
-from ._checks import check_count, check_topic
+from ._checks import check_count, check_subscribed
 from ._client_name import client_name
 from ._connection_options import ConnectionOptions
 from ._describing import About, Rates, settings_of
@@ -152,7 +153,7 @@ class PushBase(OfOneProcess):
             )
         if topic is None:
             raise WrongTypeError('on takes a topic: write @consumer.on("orders")')
-        check_topic(topic)
+        check_subscribed(topic)
 
         def listens(listener: Function) -> Function:
             self.subscribe(
@@ -184,7 +185,7 @@ class PushBase(OfOneProcess):
 
         Raises ConfigurationError if the topic has a listener already: `unsubscribe` it first to have another one.
         """
-        check_topic(topic)
+        check_subscribed(topic)
         self._check_may_subscribe()
         if topic in self._wanted:
             raise ConfigurationError(
@@ -193,16 +194,20 @@ class PushBase(OfOneProcess):
             )
         checked = checked_tags(tags)
         filter_ = checked_filter(checked, sql, cel, module)
-        made = Listener.of(listener, batch_size)
-        made = hooked_listener(made, self._hooks, in_order=self.options.orderly)
+        made = self._hooked(listener, batch_size)
         self._listeners[topic] = made
         self._wanted[topic] = Wanted(topic, made, checked, filter_)
         self._look()
 
     def _listen_as(self, other: PushBase) -> None:
-        """Subscribes to what another one is subscribed to, with its listeners."""
-        self._listeners.update(other._listeners)
-        self._wanted.update(other._wanted)
+        """Subscribes to what another one is subscribed to, with its listeners. The hooks around them are its own: they know the client."""
+        for topic, listener in other._listeners.items():
+            self._listeners[topic] = self._hooked(listener.function, listener.batch_size)
+        for topic, wanted in other._wanted.items():
+            self._wanted[topic] = replace(wanted, listener=self._listeners[topic])
+
+    def _hooked(self, listener: object, batch_size: int | None) -> Listener:
+        return hooked_listener(Listener.of(listener, batch_size), self._hooks, in_order=self.options.orderly)
 
     def _listens(self, function: object) -> bool:
         """Whether this is one of the listeners, for the worker."""

@@ -276,8 +276,7 @@ class PushState:
     def settled(
         self, run: Run, messages: Sequence[Message], failures: Sequence[Failure | None], now_s: float
     ) -> None:
-        """What a listener said of messages of its run: a failure each, or None where it is done."""
-        run.current = None
+        """What a listener said of messages of its run: a failure each, or None where it is done. It may have the next ones by now."""
         if self.options.orderly:
             self._settle_in_order(run, messages, failures, now_s)
             return

@@ -297,7 +297,7 @@ class PushSteps:
             self._left.pop(queue, None)
 
     def came(self, queues: Iterable[MessageQueue]) -> None:
-        """These queues came. One whose broker was away goes on with what was not done when it went."""
+        """These queues came. One that was here before goes on with what was not done when it went: no broker has that of a broadcast."""
         pulls = self._consumer.state
         for queue in queues:
             left = self._left.pop(queue, None)
@@ -305,13 +305,13 @@ class PushSteps:
             was = left or stored
             if was is not None and was.incarnation:
                 self._state.remember_done(queue, of_runs(was.done))
-            if stored is not None:
+            if was is not None:
                 pulls.start_all(
                     [queue],
-                    {queue.queue_id: stored.queue_offset},
+                    {queue.queue_id: was.queue_offset},
                     {},
-                    stored.incarnation,
-                    log_epoch=stored.log_epoch,
+                    was.incarnation,
+                    log_epoch=was.log_epoch,
                 )
             floor = self._floors.pop(queue, None)
             if floor is not None and not pulls.lacks_position(queue):

@@ -116,6 +116,7 @@ class Worker:
         else:
             if judgement.nonsense and asks_for_reply(messages[0]) and self._seldom.is_due((run.listener.name, "reply")):
                 logger.warning("%s: the sender of %r waits for a reply: call reply(message, ...)", run.listener.name, messages[0])
+            run.current = None
             self._settle(run, messages, judgement.failures)
 
     def _raised(self, listener: Listener, error: BaseException, count: int) -> Judgement:

@@ -10,19 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ._batching import PreparedRecord, split_records
-from ._call_steps import broker_of, forget_route, retried
+from ._call_steps import forget_route, retried
 from ._choices import Choices, choices_of_batch
 from ._delays import When, broker_of_handle, check_unanswered, decode_recall, encode_recall
 from ._methods import RECALL_MESSAGE, SEND
 from ._outgoing import BatchResult, OutgoingMessage, Stored
-from ._retry import AWAY_PAUSE_S, PERMISSION_WAIT_S, RECALL, attempt_timeout, is_away
+from ._retry import AWAY_PAUSE_S, PERMISSION_WAIT_S, RECALL, attempt_timeout, is_away, is_denial
 from ._send_arguments import field_of, when_of_message
 from ._send_core import SendCore
 from ._send_request import Request, address_of, fits
 from ._send_retries import RequestRetries
 from ._steps import CallServer, Each, ForgetRoute, GetRoute, Pause, SendOneWay, Steps
 from ._types import Body, MessageQueue, Route, Target
-from .errors import BatchIncompleteError, NotPermittedError, ProtomqError, RequestTimeoutError
+from .errors import (
+    BatchIncompleteError,
+    NoRouteError,
+    NotPermittedError,
+    ProtomqError,
+    RequestTimeoutError,
+)
 from .wire.topics import rules_of
 
 if TYPE_CHECKING:
@@ -243,14 +249,25 @@ def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) ->
     broker_name = broker_of_handle(recall_handle)
     payload = [encode_recall(topic, recall_handle)]
     lost: ProtomqError | None = None
+    try:
+        yield from route_for(core, topic, None, deadline_s, waits_for_permission=False)
+    except ProtomqError as error:
+        if is_denial(error):  # As a send, which is told so at once. All else is tried again.
+            raise
 
     def attempt() -> Steps[tuple[bool, bool]]:
         nonlocal lost
         try:
             # While another master is elected, it is waited for.
             route = yield from route_for(core, topic, None, deadline_s, waits_for_permission=False)
+            if broker_name not in route.brokers:
+                raise NoRouteError(
+                    f"the handle names broker {broker_name!r}, which is not known to have the topic {topic!r}: it is away, or the handle is"
+                    " cut short",
+                    metadata={"topic": topic, "broker_name": broker_name},
+                )
             timeout_s = attempt_timeout(deadline_s - core.clock())
-            answer: bytes = yield CallServer(broker_of(route, broker_name), RECALL_MESSAGE, payload, timeout_s)
+            answer: bytes = yield CallServer(route.brokers[broker_name], RECALL_MESSAGE, payload, timeout_s)
         except ProtomqError as error:
             if _doubts_route(error):
                 yield forget_route(topic, error)

@@ -15,10 +15,11 @@ from ._admin_values import (
     datetime_of,
     topic_config_of,
 )
-from ._checks import OFFSET_MAX, QUEUE_ID_MAX, check_count, check_flag, check_topic
+from ._checks import OFFSET_MAX, check_count, check_flag, check_topic
 from ._types import MessageQueue, Permission, QueueRange, TopicType
 from ._warnings import warn
 from .errors import ProtomqError, TopicNotFoundError, WrongTypeError
+from .wire.topics import QUEUES_MAX
 
 if TYPE_CHECKING:
     from ._admin_calls import AdminCalls
@@ -47,7 +48,7 @@ def create_topic(
 
     check_topic(topic)
     for name, count in (("write_queues", write_queues), ("read_queues", read_queues)):
-        check_count(name, count, 0, QUEUE_ID_MAX)
+        check_count(name, count, 0, QUEUES_MAX)
     if not isinstance(permission, Permission):
         raise WrongTypeError(f"permission is a Permission, Permission.READ for instance, not {permission!r}")
     if not isinstance(closed_from, Permission):

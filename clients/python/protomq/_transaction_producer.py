@@ -40,6 +40,7 @@ from ._transactions import (
     say_listener_failed,
     say_not_taken,
     say_not_told,
+    topic_in_turn,
     wait_steps,
 )
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
@@ -197,7 +198,8 @@ class TransactionProducer(OfOneProcess):
         self._lock = threading.Lock()
         self._lines: dict[str, EndLine] = {}
         self._told: dict[str, ToldEnds] = {}
-        self._listening: set[str] = set()
+        self._listening: dict[str, dict[str, None]] = {}
+        """By name of a broker that is told that this producer is there, topics whose routes lead there."""
         self._topics = self._wanted_topics
         """Those that are not followed yet: a child begins with its first message."""
 
@@ -367,13 +369,17 @@ class TransactionProducer(OfOneProcess):
 
     def _listen_to(self, queue: MessageQueue) -> None:
         """Tells the broker of a queue from now on that this producer is there."""
-        if queue.broker_name in self._listening:
+        if queue.topic in self._listening.get(queue.broker_name, ()):
             return
         with self._lock:
-            if queue.broker_name in self._listening or self._closed.is_set():
+            if self._closed.is_set():
                 return
-            self._begin_thread(self._answer_checks, queue.topic, queue.broker_name)
-            self._listening.add(queue.broker_name)
+            topics = self._listening.get(queue.broker_name)
+            if topics is None:
+                topics = {queue.topic: None}
+                self._begin_thread(self._answer_checks, topics, queue.broker_name)
+                self._listening[queue.broker_name] = topics
+            topics[queue.topic] = None
 
     def _listen_where_stored(self, topic: str | OutgoingMessage, error: BaseException) -> None:
         """A half message may be stored, nobody knows at which broker. If it is the first one there, that broker would ask nobody."""
@@ -405,14 +411,17 @@ class TransactionProducer(OfOneProcess):
                     logger.info("the brokers of topic %s are not known yet: %s", topic, error)
             self._closed.wait(TOPIC_PAUSE_S if is_known else PAUSE_S)
 
-    def _answer_checks(self, topic: str, broker_name: str) -> None:
+    def _answer_checks(self, topics: dict[str, None], broker_name: str) -> None:
         """Until the producer is closed: waits for what one broker asks, and answers."""
         producer = self._producer
+        failures = 0
         while not self._closed.is_set():
+            topic = topic_in_turn(topics, failures)
             try:
                 route = producer._route(topic, time.monotonic() + PAUSE_S, None)
                 address = route.brokers.get(broker_name)
                 if address is None:
+                    failures += 1
                     producer._routes.invalidate(topic)
                     self._closed.wait(PAUSE_S)
                     continue
@@ -424,6 +433,7 @@ class TransactionProducer(OfOneProcess):
             except ProtomqError as error:
                 if self._closed.is_set():
                     return
+                failures += 1
                 if error.stale_route:
                     producer._routes.invalidate(topic, is_denied=is_denial(error))
                 logger.info("broker %s cannot ask about transactions: %s", broker_name, error)

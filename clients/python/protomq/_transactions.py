@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache, partial
@@ -279,6 +279,11 @@ def _are_taken(answer: bytes, count: int) -> bool:
         and answer.isascii()
         and all(answer[at::size] == _TAKEN_HEAD[at : at + 1] * count for at in range(len(_TAKEN_HEAD)))
     )
+
+
+def topic_in_turn(topics: Collection[str], failures: int) -> str:
+    """By whose route a broker is found that was not reached so often: one that it had may have been deleted."""
+    return list(topics)[failures % len(topics)]
 
 
 def wait_steps(

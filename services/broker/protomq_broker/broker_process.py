@@ -20,7 +20,7 @@ from .broker import LATE_LANES, Broker, Election, broker_name_of
 from .config import BrokerConfig
 from .name_check import check_name_is_not_elected
 from .name_server_connections import NameServer
-from .store.files.side_files import TAIL_NAME
+from .store.files.side_files import START_NAME, TAIL_NAME
 from .store.store import Store
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class BrokerProcess:
 
 def _was_elected(config: BrokerConfig) -> bool:
     """Whether the store has taken part in an election: only then its log may be that of others, too."""
-    return (Path(config.data_dir) / TAIL_NAME).exists()
+    return any((Path(config.data_dir) / name).exists() for name in (TAIL_NAME, START_NAME))
 
 
 def _listen_addresses(config: BrokerConfig) -> dict[str, Address]:

@@ -224,9 +224,11 @@ class ConsumerService:
         def offset_in(topic: str, queue_id: int) -> int:
             if place == "store_time":
                 return self._store.offset_at_time(topic, queue_id, time_ms)
-            min_offset, end_offset = self._store.queue_range(topic, queue_id)
+            # Readable or not: who has just begun to lead does not know yet what is confirmed.
+            end_offset = self._store.appended_end_offset(topic, queue_id)
             if place == "end":
                 return end_offset
+            min_offset, _ = self._store.queue_range(topic, queue_id)
             return min(max(request.queue_offset, min_offset), end_offset)
 
         def read(topic: TopicConfig) -> list[QueueOffset]:

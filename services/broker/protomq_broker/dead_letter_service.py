@@ -6,6 +6,7 @@
 Rules:
 - The copies and the record are one append. So each request replays a dead letter once, also when the broker crashes in between.
 - If something was replayed or deleted between the reading and the append, the service reads the slice again.
+- What is named by id is looked up first, so that a wrong id changes nothing. Then it is replayed slice by slice, too, in one call.
 - The answer comes when a send would be answered, also if all were replayed before: that record may not be stored yet.
 - A dead letter whose original topic is gone, or takes no sends, stays where it is, and is counted.
 - One of an expired transaction goes back to where expired ones stand. It never stood in the topic for which it was meant.
@@ -29,7 +30,7 @@ from protomq.v1.dead_letter_service_pb2 import (
 )
 from protomq.v1.record_pb2 import Record
 from protomq.v1.state_pb2 import GroupsRecord, ReplayedDeadLetters
-from protomq.wire.record import FLAG_EXPIRED, decode_message_id, encode_record_field
+from protomq.wire.record import FLAG_EXPIRED, decode_message_id
 from protomq.wire.topics import (
     EXPIRED_TOPIC,
     GROUPS_TOPIC,
@@ -45,12 +46,13 @@ from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsa
 
 from .admin_service import check_page_token, page_size_of
 from .request_times import AHEAD_MAX_MS, time_ms_of
+from .slave_gate import replica_behind
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.queues.reading import ReadStatus
 from .store.state.topics import require_group_name
 from .store_errors import tells_store_errors, to_service_error
-from .topic_access import check_group_name, keep_to_queues
+from .topic_access import check_group_name, check_incarnation, keep_to_queues
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallContext
@@ -79,11 +81,31 @@ class _Letter(NamedTuple):
     is_expired: bool
 
 
+class _Asked:
+    """A call and its request.
+
+    Attributes:
+        incarnation: of the topic of dead letters in which `named` was looked up.
+        named: of a request with ids: queue offset and id of each dead letter that is not replayed yet, in their order.
+        response: what is known of all that is named by id.
+    """
+
+    __slots__ = ("call", "incarnation", "named", "request", "response")
+
+    def __init__(self, call: Call, request: ReplayDeadLettersRequest) -> None:
+        self.call = call
+        self.request = request
+        self.incarnation = 0
+        self.named: list[tuple[int, str]] = []
+        self.response = ReplayDeadLettersResponse()
+
+
 class DeadLetterService:
     """Implements protomq.v1.DeadLetterService."""
 
     def __init__(self, store: Store, writer: SystemWriter, permit: WritePermit, changes: StateChanges, clock: Clock) -> None:
         self._store = store
+        self._start_position = store.positions.appended
         self._clock = clock
         self._writer = writer
         self._permit = permit
@@ -132,43 +154,92 @@ class DeadLetterService:
     def _replay(self, calls: list[Call]) -> None:
         for call in calls:
             try:
-                request = ReplayDeadLettersRequest.FromString(bytes(call.payload))
-                replay = self._prepare(request)
+                asked = _Asked(call, ReplayDeadLettersRequest.FromString(bytes(call.payload)))
+                self._check(asked)
             except DecodeError:
                 call.fail(unparsable("protomq.v1.ReplayDeadLettersRequest"))
             except Exception as error:
                 call.fail(to_service_error(error))
             else:
-                self._changes.make([call], partial(self._append, replay, call))
+                self._replay_slice(asked)
 
-    def _append(self, replay: _Replay, call: Call) -> Sequence[Outcome]:
+    def _replay_slice(self, asked: _Asked) -> None:
+        if asked.call.answered:
+            return  # its caller has gone
+        try:
+            replay = self._prepare(asked)
+        except Exception as error:
+            asked.call.fail(to_service_error(error))
+        else:
+            self._changes.make([asked.call], partial(self._append, replay, asked))
+
+    def _append(self, replay: _Replay, asked: _Asked) -> Sequence[Outcome]:
         """The send lane."""
         if not replay.append(self._writer):
-            call.lane.post(partial(self._replay, [call]))
+            asked.call.lane.post(partial(self._replay_slice, asked))
             return [None]
-        self.replayed_count += replay.response.replayed_count
-        return [replay.response.SerializeToString]
+        found = replay.response
+        self.replayed_count += found.replayed_count
+        if not asked.request.message_ids:
+            return [found.SerializeToString]
+        all_found = asked.response
+        all_found.replayed_count += found.replayed_count
+        all_found.known_count += found.known_count
+        all_found.without_topic_count += found.without_topic_count
+        all_found.unknown_message_ids.extend(found.unknown_message_ids)
+        del asked.named[: replay.named_count]
+        if asked.named:
+            asked.call.lane.post(partial(self._replay_slice, asked))
+            return [None]
+        return [all_found.SerializeToString]
 
-    def _prepare(self, request: ReplayDeadLettersRequest) -> _Replay:
-        """Reads a slice and makes its copies. Raises ServiceError, StoreError."""
+    def _check(self, asked: _Asked) -> None:
+        """Raises ServiceError for what is wrong with the request, and looks up what it names by id."""
+        request = asked.request
         check_group_name(request.consumer_group)
         if len(request.message_ids) > IDS_MAX:
             raise invalid_argument("message_ids", f"at most {IDS_MAX}")
         for name in ("begin_offset", "end_offset"):
             if getattr(request, name) < 0:
                 raise invalid_argument(name, "must be 0 or above")
-        name = dead_letter_topic(request.consumer_group)
+        if 0 < request.end_offset < request.begin_offset:
+            raise invalid_argument("end_offset", "is before begin_offset: nothing has died between")
+        topic = self._topic_of(request.consumer_group)
+        self._check_news(topic)
+        asked.incarnation = topic.incarnation
+        asked.named = self._look_up(request.message_ids, topic, asked.response)
+
+    def _check_news(self, topic: TopicConfig) -> None:
+        """Raises ServiceError while dead letters from before this broker led may not be read yet: a replay would leave them out."""
+        readable_end = self._store.queue_range(topic.name, QUEUE_ID)[1]
+        end_offset = self._store.appended_end_offset(topic.name, QUEUE_ID)
+        if self._store.positions.readable < self._start_position and readable_end < end_offset:
+            raise replica_behind(topic.name, QUEUE_ID, end_offset, readable_end)
+
+    def _topic_of(self, group: str) -> TopicConfig:
+        name = dead_letter_topic(group)
         topic = self._store.topics.find(name)
         if topic is None:
             raise ServiceError(
                 Code.NOT_FOUND,
                 "TOPIC_NOT_FOUND",
-                f"group {request.consumer_group!r} has no dead letters here; ListDeadLetters tells which groups have",
+                f"group {group!r} has no dead letters here; ListDeadLetters tells which groups have",
                 metadata={"topic": name},
             )
+        return topic
+
+    def _prepare(self, asked: _Asked) -> _Replay:
+        """Reads a slice and makes its copies. Raises ServiceError, StoreError."""
+        request = asked.request
+        topic = self._topic_of(request.consumer_group)
         response = ReplayDeadLettersResponse()
-        letters = self._find(request, topic, response)
-        replay = _Replay(self._store, request, topic, response)
+        named_count = 0
+        if request.message_ids:
+            check_incarnation(topic, asked.incarnation)
+            letters, named_count = self._read_named(asked.named, topic, response)
+        else:
+            letters = self._find(request, topic, response)
+        replay = _Replay(self._store, request, topic, response, named_count)
         replay.prepare(letters)
         return replay
 
@@ -179,8 +250,6 @@ class DeadLetterService:
         response: ReplayDeadLettersResponse,
     ) -> list[_Letter]:
         """Returns the dead letters that the request asks for, and notes in the response how far the search went."""
-        if request.message_ids:
-            return self._find_by_id(request.message_ids, topic, response)
         store = self._store
         start, end = store.queue_range(topic.name, QUEUE_ID)
         if request.end_offset:
@@ -202,30 +271,50 @@ class DeadLetterService:
         if first >= end:
             return []
         count = min(end - first, SLICE_COUNT_MAX)
-        size_max_bytes = min(SLICE_SIZE_MAX_BYTES, store.append_size_max_bytes // 4)
-        result = store.read(topic.name, QUEUE_ID, first, count, size_max_bytes)
+        result = store.read(topic.name, QUEUE_ID, first, count, self._size_max_bytes())
         if result.status is not ReadStatus.FOUND:
             return []
         response.next_offset = min(result.next_offset, end)
         return [_letter(field) for field in result.record_fields()]
 
-    def _find_by_id(
-        self, ids: Iterable[str], topic: TopicConfig, response: ReplayDeadLettersResponse
-    ) -> list[_Letter]:
-        """The newest dead letter with each id."""
-        found: dict[int, _Letter] = {}
+    def _look_up(self, ids: Iterable[str], topic: TopicConfig, response: ReplayDeadLettersResponse) -> list[tuple[int, str]]:
+        """Where the newest dead letter with each id stands, in the order of the queue."""
+        found: dict[int, str] = {}
+        identities = {}
         for message_id in ids:
             try:
-                identity = decode_message_id(message_id)
+                identities[message_id] = decode_message_id(message_id)
             except ValueError as error:
                 raise invalid_argument("message_ids", str(error)) from error
+        for message_id, identity in identities.items():
             record = next(iter(self._store.find_by_message_id(topic.name, identity)), None)
             if record is None:
                 response.unknown_message_ids.append(message_id)
+            else:
+                found[Record.FromString(record).queue_offset] = message_id
+        return sorted(found.items())
+
+    def _read_named(
+        self, named: Sequence[tuple[int, str]], topic: TopicConfig, response: ReplayDeadLettersResponse
+    ) -> tuple[list[_Letter], int]:
+        """The first of these dead letters, as many as a slice takes, and how many they are with those that are gone by now."""
+        letters: list[_Letter] = []
+        size_max_bytes = self._size_max_bytes()
+        size_bytes = 0
+        for count, (offset, message_id) in enumerate(named):
+            result = self._store.read(topic.name, QUEUE_ID, offset, 1, size_max_bytes)
+            if result.status is not ReadStatus.FOUND or result.first_offset != offset:
+                response.unknown_message_ids.append(message_id)
                 continue
-            letter = _letter(encode_record_field(record))
-            found[letter.offset] = letter
-        return [found[offset] for offset in sorted(found)]
+            (field,) = result.record_fields()
+            size_bytes += len(field)
+            if letters and size_bytes > size_max_bytes:
+                return letters, count
+            letters.append(_letter(field))
+        return letters, len(named)
+
+    def _size_max_bytes(self) -> int:
+        return min(SLICE_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
 
 
 class _Replay:
@@ -237,7 +326,10 @@ class _Replay:
         request: ReplayDeadLettersRequest,
         topic: TopicConfig,
         response: ReplayDeadLettersResponse,
+        named_count: int,
     ) -> None:
+        """`named_count`: of a request with ids: how many of those that it names are in this slice."""
+        self.named_count = named_count
         self._store = store
         self._request = request
         self._topic = topic

@@ -94,6 +94,10 @@ class LogFailed(NamedTuple):
     process: BrokerProcess
 
 
+class StoppedError(Exception):
+    """The broker ends before its store could be opened again."""
+
+
 class TryRoom(NamedTuple):
     """Look whether the log could be opened to lead now."""
 
@@ -133,6 +137,8 @@ class ElectedBroker:
         self._worker: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._is_open = True
+        """Whether `process` has not been stopped."""
         self._other_looks = 0
         """How many looks in a row found the disk other than the election knows it."""
         self._healed_reopens = HealedReopens()
@@ -226,7 +232,8 @@ class ElectedBroker:
             self._todo.put_nowait(None)
             await self._worker
         await asyncio.to_thread(self.leadership.close)
-        await self.process.stop(grace_s)
+        if self._is_open:
+            await self.process.stop(grace_s)
         if self._worker is not None:
             is_clean = self.process.broker.store.is_closed_clean
             with suppress(OSError):  # then the next start takes this stop for a crash
@@ -270,6 +277,8 @@ class ElectedBroker:
         try:
             while (item := await self._todo.get()) is not None:
                 await self._do(item)
+        except StoppedError as error:
+            log.warning("%s", error)
         except Exception as error:
             log.critical("the change of role failed: %s", error)
             self._on_fatal(error)
@@ -416,6 +425,7 @@ class ElectedBroker:
         except (OSError, StoreFailedError) as error:
             self._give_back(epoch, str(error))
             if store.log_failure:
+                self._is_open = False
                 await asyncio.to_thread(store.close)
                 await self._open_until_it_works()
             else:
@@ -443,6 +453,7 @@ class ElectedBroker:
         skipped: Collection[DamagedRange] = ()
         with suppress(OSError):
             skipped = await asyncio.to_thread(lambda: store.skipped_ranges) if is_healed else ()
+        self._is_open = False
         await self.process.stop(CHANGE_GRACE_S)
         try:
             await self._open(is_end_known_lost=had_lost_its_end)
@@ -501,20 +512,23 @@ class ElectedBroker:
     async def _open_again(self) -> None:
         """The store is closed, and opened to follow."""
         has_failed = bool(self.process.broker.store.log_failure)
+        self._is_open = False
         await self.process.stop(CHANGE_GRACE_S)
         await self._open_until_it_works(also_if_broken=has_failed)
 
     async def _open_until_it_works(self, *, also_if_broken: bool = True) -> None:
-        """Opens the store to follow as soon as its disk has room; `also_if_broken`: as soon as its disk is well."""
+        """Opens the store to follow as soon as its disk has room; `also_if_broken`: as soon as its disk is well. Raises StoppedError."""
         failed_opens = FailedOpens(self._config.data_dir)
         while True:
             try:
                 await self._open()
                 return
             except OSError as error:
-                if self._is_stopping or not (also_if_broken or error.errno in DISK_FULL_ERRNOS):
+                if not (also_if_broken or error.errno in DISK_FULL_ERRNOS):
                     raise
                 failed_opens.say(error)
+                if self._is_stopping:
+                    raise StoppedError(f"the store could not be opened again before the broker was stopped: {error}") from error
             await asyncio.sleep(FAILURE_LOOK_S)
 
     async def _open(self, *, is_end_known_lost: bool = False) -> None:
@@ -531,6 +545,7 @@ class ElectedBroker:
         if self._tail.was_cut:
             self.leadership.end_was_cut(_cut_end_of(self.process.broker.store))
         await self.process.start()
+        self._is_open = True
 
 
 def _place_of(root: str) -> str:

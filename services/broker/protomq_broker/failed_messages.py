@@ -104,23 +104,26 @@ def place_of(message: FailedMessage) -> Place:
 
 
 def find_messages(
-    store: Store, messages: Sequence[FailedMessage], places: Sequence[Place], *, lacks_news: bool = False
+    store: Store, messages: Sequence[FailedMessage], places: Sequence[Place], size_max_bytes: int, *, lacks_news: bool = False
 ) -> tuple[FoundMessages, list[tuple[str, int]]]:
     """Returns the messages, and their topics with the incarnations in which they were found. `places`: of each, no two the same.
 
-    `lacks_news`: this broker may be able to read further soon. Then an offset that is too high is no mistake.
+    `size_max_bytes`: most that several have together; more are not read. `lacks_news`: this broker may be able to read further soon. Then
+    an offset that is too high is no mistake.
 
     Raises ServiceError, StoreError.
     """
     if len(messages) >= TOGETHER_MIN:
         known = _find_together(store, messages, places)
         if known is not None:
+            check_size(known[0].size_bytes, size_max_bytes)
             return known
     topics: dict[str, TopicConfig] = {}
     count = len(messages)
     starts, sizes, attempts = [0] * count, [0] * count, [0] * count
     parts: list[bytes] = []
     base = 0
+    size_bytes = 0
     for run in _runs(places):
         name, queue_id, first = places[run[0]]
         topic = topics.get(name)
@@ -141,8 +144,22 @@ def find_messages(
             parts.append(data)
             base += len(data)
             done += result.record_count
+            size_bytes += int(result.sizes.sum())
+            if count > 1:
+                check_size(size_bytes, size_max_bytes)
     found = FoundMessages(b"".join(parts), np.array(starts), np.array(sizes), attempts)
     return found, [(topic.name, topic.incarnation) for topic in topics.values()]
+
+
+def check_size(size_bytes: int, size_max_bytes: int) -> None:
+    """Raises ServiceError if messages with so many bytes are not sent back together."""
+    if size_bytes > size_max_bytes:
+        raise ServiceError(
+            Code.INVALID_ARGUMENT,
+            "MESSAGE_TOO_LARGE",
+            f"the messages have {size_bytes} bytes together, or more; at most {size_max_bytes} are sent back at once: send back fewer",
+            metadata={"field": "messages", "size_bytes": str(size_bytes), "limit_bytes": str(size_max_bytes)},
+        )
 
 
 def _find_together(

@@ -55,6 +55,8 @@ class FilterModules:
 
     def read(self, name: str) -> bytes:
         """Returns the bytes of a module. Raises FilterError if no module has that name, and OSError."""
+        if not name:
+            raise FilterError("the name of the module is empty; `protomq filter list` shows the modules")
         module = self.find(name)
         if module is None:
             raise FilterError(f"no module {name[:64]!r} is deployed here; `protomq filter deploy` deploys one, as FilterService does")

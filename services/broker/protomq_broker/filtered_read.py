@@ -104,8 +104,8 @@ class PieceSize:
 class FilteredRead:
     """Call `advance` until it returns an answer.
 
-    `look` and `read_bytes` may raise any error. `advance` passes it on, unless the read has examined records already. `now`: monotonic
-    seconds. `cpu_now`: CPU seconds of this thread, so that a busy machine does not make a filter look slow.
+    `look`, `read_bytes` and the filter may raise any error. `advance` passes it on, unless the read has examined records already. `now`:
+    monotonic seconds. `cpu_now`: CPU seconds of this thread, so that a busy machine does not make a filter look slow.
     """
 
     look: Look
@@ -162,8 +162,15 @@ class FilteredRead:
                     raise
                 if ended is not None:
                     return ended
-            elif self._look_at_piece(run):
-                return self.so_far()
+            else:
+                try:
+                    is_complete = self._look_at_piece(run)
+                except Exception:
+                    if self._scanned_count:
+                        return self.so_far()
+                    raise
+                if is_complete:
+                    return self.so_far()
             if self.now() - began >= slice_s:
                 return None
 

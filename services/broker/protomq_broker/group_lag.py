@@ -35,11 +35,13 @@ class Place(NamedTuple):
         low_offset: everything below was consumed.
         next_offset: nobody of the group has had a message from here on.
         open_count: messages that members hold, or that come again.
+        stored_ms: when the first of these was stored, if it is known since retention has copied it.
     """
 
     low_offset: int
     next_offset: int
     open_count: int
+    stored_ms: int | None = None
 
 
 def place_of(store: Store, queue: QueueOfGroup, incarnation: int, committed: int | None) -> Place | None:
@@ -49,7 +51,8 @@ def place_of(store: Store, queue: QueueOfGroup, incarnation: int, committed: int
         if popped is not None:
             # A group that has changed from pops to pulls goes on at its committed offset.
             next_offset = max(committed or 0, popped.next_offset)
-            return Place(min(popped.open, default=next_offset), next_offset, len(popped.open))
+            low_offset = min(popped.open, default=next_offset)
+            return Place(low_offset, next_offset, len(popped.open), popped.stored_ms.get(low_offset))
     return None if committed is None else Place(committed, committed, 0)
 
 
@@ -100,7 +103,9 @@ def lag_of(
     first = max(place.low_offset, min_offset)
     count = max(end_offset - max(place.next_offset, min_offset), 0) + place.open_count
     delay_ms = 0
-    if count:
+    if place.stored_ms is not None:
+        delay_ms = max(now_ms - place.stored_ms, 0)
+    elif count:
         try:
             delay_ms = max(now_ms - (store_time_of or store.store_time_of)(topic, queue_id, first), 0)
         except KeyError:

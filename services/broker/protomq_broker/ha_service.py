@@ -66,6 +66,8 @@ GRPC_SIZE_MAX_BYTES: Final = 3 << 20
 """Most bytes of the log in an answer over gRPC, whose clients take 4 MiB."""
 TICK_MS: Final = 250
 REQUEST_ID_MAX_LENGTH: Final = 64
+ADDRESS_MAX_LENGTH: Final = 300
+"""Of a slave, which each status shows. Names of hosts have 253 characters."""
 SILENT_HEARTBEATS: Final = 3
 """Where the master is elected: a slave that stays silent for this many heartbeats does not keep up."""
 NEWS_DELAY_MS: Final = 20
@@ -225,7 +227,7 @@ class HaService:
         """Answers with a part of the log, or holds the call."""
         try:
             request = ha.FetchRequest.FromString(bytes(call.payload))
-            self._check_sizes(request)
+            self._check_fields(request)
             if request.session:
                 self._go_on(call, request)
             else:
@@ -401,10 +403,12 @@ class HaService:
 
     # Sessions.
 
-    def _check_sizes(self, request: ha.FetchRequest) -> None:
-        if request.size_max_bytes < 0 or request.hold_ms < 0:
-            field = "size_max_bytes" if request.size_max_bytes < 0 else "hold_ms"
-            raise invalid_argument(field, "must be 0 or above")
+    def _check_fields(self, request: ha.FetchRequest) -> None:
+        for field in ("size_max_bytes", "hold_ms", "flushed_position"):
+            if getattr(request, field) < 0:
+                raise invalid_argument(field, "must be 0 or above")
+        if len(request.address) > ADDRESS_MAX_LENGTH:
+            raise invalid_argument("address", f"has {len(request.address)} characters; {ADDRESS_MAX_LENGTH} are the most")
 
     def _check_name(self, broker_name: str, cluster: str = "") -> None:
         if broker_name != self._broker_name:

@@ -26,6 +26,7 @@ from protomq.wire.topics import POP_TOPIC
 from .pop_orders import PopAnswer, PopOrder
 from .pop_planner import Plan, PopPlanner
 from .pop_reading import SCAN_S
+from .said_once import SaidOnce
 from .store.state.topics import topic_of_broker
 from .topic_access import check_incarnation, group_disabled, readable_topic
 
@@ -94,6 +95,7 @@ class PopPipeline:
         self._is_sweep_due = False
         self._swept: deque[OpenMessages] = deque()
         self._is_any_open = False
+        self._said = SaidOnce(now_s=monotonic)
 
     def begin(self, lane: CallLane) -> None:
         """Looks after what is open since before the start, though nobody pops: messages that failed too often, and pop time."""
@@ -137,11 +139,12 @@ class PopPipeline:
         plan = self._make_plan()
         for order in plan.nothing:
             self._answers.found_nothing(order, plan.time_ms)
-        self._pops.extendleft(reversed(plan.again))
         if plan.queues or plan.is_time_told:
             self._is_busy = True
             self._writer.post(partial(self._append, plan))
-        elif plan.again or self._pops:
+            return
+        self._pops.extendleft(reversed(plan.again))
+        if self._pops:
             self._post()
 
     def _make_plan(self) -> Plan:
@@ -187,7 +190,13 @@ class PopPipeline:
         for _ in range(min(len(self._swept), SWEPT_COUNT_MAX)):
             known = self._swept.popleft()
             self._is_any_open = self._is_any_open or bool(known.open)
-            if self.planner.bury(plan, known.key, known.incarnation):
+            try:
+                has_more = self.planner.bury(plan, known.key, known.incarnation)
+            except Exception:  # It is tried again a second later. The pops of this plan have nothing to do with it.
+                has_more = False
+                if self._said.is_due(known.key):
+                    log.exception("messages of %s that failed too often cannot be moved to the dead letters yet", known.key)
+            if has_more:
                 again.append(known)
             if self.planner.has_buried_enough(plan) or self._monotonic() > until_s:
                 break
@@ -264,7 +273,7 @@ class PopPipeline:
     def _make_anew(self, plan: Plan) -> None:
         self._is_busy = False
         self._is_sweep_due = self._is_sweep_due or plan.is_sweep_cut
-        self._pops.extendleft(reversed([answer.order for answer in plan.pop_answers]))
+        self._pops.extendleft(reversed([*(answer.order for answer in plan.pop_answers), *plan.again]))
         self._post()
 
     def _done(self, plan: Plan, failure: Exception | None) -> None:
@@ -273,10 +282,13 @@ class PopPipeline:
         else:
             self._is_busy = False
             self._post()
+            for order in plan.again:  # They would find what this plan could not change, and so on for ever.
+                self._answers.refused(order, failure)
         self._answer(plan, failure)
 
     def _applied(self, plan: Plan) -> None:
         self._is_busy = False
+        self._pops.extendleft(reversed(plan.again))
         if self._pops or self._is_sweep_due:
             self._post()
 

@@ -8,6 +8,7 @@ Rules:
   settle it (`pop_settling.py`), and an operator may reset the queue (`offset_commits.py`). Then the plan is void.
 - Due messages come first, then those that no other message of their message group holds back any more, then new ones.
 - A pop with tags or a filter looks at all due messages, for SCAN_S at most. The next one that wants the same goes on behind them.
+- A message that is not readable yet waits until it is: after a fail-over, members may hold some of these.
 - A due message in a damaged part of the log is put off for a minute. New ones behind damage wait until it is healed or repaired.
 - Of a queue that the topic has no more, since it was made smaller, only open messages are handed out. They come until none is open.
 - If a new message does not match a pop's filter, the group skips it for ever. A message that was handed out before waits for another pop.
@@ -157,7 +158,8 @@ class PopPlanner:
             try:
                 has_more = self._pop_queue(plan, answer, key, limits) or has_more
             except Exception:  # a filter fails: what other queues have given is handed out already
-                del answer.parts[parts_before:]
+                if key in plan.queues:
+                    plan.popped.add(key)  # Another pop of this plan would say it again, and bury the same messages once more.
                 if not answer.parts:
                     raise
                 break
@@ -255,10 +257,13 @@ class PopPlanner:
                 room, number = OPEN_MAX, 0
                 next_offset = self._first_offset(plan, order, key, incarnation)
             else:
+                # Those that do not match must not keep it from the others.
                 is_selective = order.tag_codes or order.filter is not None
                 count = OPEN_MAX if is_selective else limits.record_count
                 found = _due(known, plan.time_ms, count, in_order=request.fifo)
-                found += [(offset, known.open[offset]) for offset in known.ready(count - len(found))]
+                # Nor those that are damaged. Due ones of these are put off: pops need not look at thousands of sound ones.
+                ready_count = OPEN_MAX if self._store.damaged_ranges else count
+                found += [(offset, known.open[offset]) for offset in known.ready(ready_count - len(found))]
                 moved = dict(known.moved)
                 room, number = known.room, known.hand_out_count
                 next_offset = known.next_offset
@@ -267,15 +272,19 @@ class PopPlanner:
             plan.told(key, incarnation).next_offset = next_offset
         parts_before = len(answer.parts)
         has_more = False
-        if found:
-            assert known is not None
-            limits, has_more = self._pop_open(plan, answer, known, found, moved, limits)
-        if limits.record_count > 0 and limits.size_bytes > 0 and not is_gone:
-            if room == 0:
-                self.full_count += 1
-                self._say_full(plan, key, known)
-            else:
-                has_more |= self._pop_fresh(plan, answer, key, known, next_offset, limits, room)
+        try:
+            if found:
+                assert known is not None
+                limits, has_more = self._pop_open(plan, answer, known, found, moved, limits)
+            if limits.record_count > 0 and limits.size_bytes > 0 and not is_gone:
+                if room == 0:
+                    self.full_count += 1
+                    self._say_full(plan, key, known)
+                else:
+                    has_more |= self._pop_fresh(plan, answer, key, known, next_offset, limits, room)
+        except Exception:  # a filter fails: what stands before that message is handed out, and the next pop begins with it
+            if len(answer.parts) == parts_before:
+                raise
         new_parts = answer.parts[parts_before:]
         if new_parts:
             self._hand_out(plan, key, incarnation, new_parts, number, request.invisible_ms)
@@ -336,6 +345,8 @@ class PopPlanner:
                     plan.rely_on(key, given, holders)
                     answer.parts.append(Part(key.queue_id, 0, attempt, given, result))
                     limits = Limits(limits.record_count - len(given), limits.size_bytes - result.regions_size_bytes)
+                if found.filter_error is not None:
+                    raise found.filter_error
                 if limits.record_count <= 0 or limits.size_bytes <= 0:
                     break
             if at < len(open_ones) and self._monotonic() > until_s:
@@ -473,7 +484,9 @@ class PopPlanner:
         """Returns where a group begins: at its committed offset, or where the pop says."""
         committed = self._store.offsets.find(key.group, key.topic, incarnation, key.queue_id)
         plan.committed[key] = committed
-        min_offset, end_offset = self._store.queue_range(key.topic, key.queue_id)
+        # Whether it is readable or not: who has just begun to lead does not know yet what is confirmed.
+        end_offset = self._store.appended_end_offset(key.topic, key.queue_id)
+        min_offset, _ = self._store.queue_range(key.topic, key.queue_id)
         if committed is not None:
             return min(max(committed, min_offset), end_offset)
         return end_offset if order.request.is_from_end else min_offset

@@ -84,11 +84,13 @@ class Found:
     """Open messages that were read: offsets and records.
 
     `lost`: offsets that the log does not contain any more. `damaged`: offsets that cannot be read now; a replica may heal them.
+    `filter_error`: what the filter raised of the message behind them.
     """
 
     results: list[tuple[Sequence[int], ReadResult]] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)
+    filter_error: Exception | None = None
 
 
 class PopReader:
@@ -136,7 +138,7 @@ class PopReader:
         """Returns the next new messages that match. With `is_group_open`, one message of each message group at most, and none of an open
         group.
 
-        `room`: how many messages may become open. Raises what a filter raises.
+        `room`: how many messages may become open. Raises what a filter raises of the first message.
         """
         found = Fresh(next_offset, has_more=True)
         taken: set[int] = set()
@@ -161,10 +163,19 @@ class PopReader:
             if result.status is not ReadStatus.FOUND:
                 continue
             data, sizes = result.octets(), result.sizes.tolist()
-            matching: Sequence[int] = range(len(sizes))
-            if filter_ is not None:
-                matching = _matching(filter_, data, result)
             offsets = offsets_of(result)
+            matching: Sequence[int] = range(len(sizes))
+            is_stopped = False
+            if filter_ is not None:
+                try:
+                    matching, examined = _matching(filter_, data, result)
+                except Exception:
+                    if offsets[0] == next_offset:
+                        raise
+                    matching, examined = (), 0  # What stands before is handed out; the next pop begins here, and gets the error.
+                if examined < len(sizes):
+                    is_stopped = found.has_more = True
+                    found.next_offset = offsets[examined]
             hashes = _hashes(data, result) if is_group_open is not None else None
             chosen: list[int] = []
             for index in matching:
@@ -187,7 +198,7 @@ class PopReader:
                 size_bytes -= sizes[index]
             if chosen:
                 found.results.append(([offsets[index] for index in chosen], choose(result, chosen)))
-            if self._monotonic() - began_s > SCAN_S:
+            if is_stopped or self._monotonic() - began_s > SCAN_S:
                 break
         return found
 
@@ -200,7 +211,7 @@ class PopReader:
         tag_codes: frozenset[int] = frozenset(),
         filter_: Filter | None = None,
     ) -> Found:
-        """Returns open messages in the order of the queue, without those that do not match. Raises the filter's errors."""
+        """Returns open messages in the order of the queue, without those that do not match. Ends before one of which the filter fails."""
         found = Found()
         count, size_bytes = limits
         in_place: list[int] = []
@@ -226,8 +237,10 @@ class PopReader:
                     at = following
                     continue
                 if result.status in (ReadStatus.OFFSET_ILLEGAL, ReadStatus.NO_NEW_MSG):
-                    if at < result.min_offset or result.end_offset == 0:
-                        lost_end = min(end, result.min_offset) if result.end_offset else end
+                    # Behind the last readable one, it may be readable soon: who has just begun to lead does not know what is confirmed.
+                    is_gone = not self._store.appended_end_offset(place.topic, place.queue_id)
+                    if is_gone or at < result.min_offset:
+                        lost_end = end if is_gone else min(end, result.min_offset)
                         found.lost += range(at + shift, lost_end + shift)
                         at = lost_end
                         continue
@@ -236,7 +249,14 @@ class PopReader:
                 if result.status is ReadStatus.FOUND:
                     result = _within(result, end)
                     if filter_ is not None and result.record_count:
-                        result = choose(result, _matching(filter_, result.octets(), result))
+                        try:
+                            matching, examined = _matching(filter_, result.octets(), result)
+                        except Exception as error:
+                            found.filter_error = error
+                            return found
+                        if examined < result.record_count:
+                            following = offsets_of(result)[examined]  # The next look begins with it, and fails.
+                        result = choose(result, matching)
                     if result.record_count:
                         found.results.append(([offset + shift for offset in offsets_of(result)], result))
                         count -= result.record_count
@@ -350,16 +370,23 @@ def _within(result: ReadResult, end: int) -> ReadResult:
     return choose(result, [index for index, offset in enumerate(offsets) if offset < end])
 
 
-def _matching(filter_: Filter, data: bytes, result: ReadResult) -> list[int]:
-    """Indexes of the records that match."""
+def _matching(filter_: Filter, data: bytes, result: ReadResult) -> tuple[list[int], int]:
+    """Indexes of the records that match, among those that were examined, and how many these are. It stops before what makes the filter
+    raise; raises that if nothing stands before.
+    """
     found: list[int] = []
     first = 0
     while first < result.record_count:
         some = slice(first, first + filter_.records_max)
-        matches = filter_.matching(data, result.starts[some], result.sizes[some])
+        try:
+            matches = filter_.matching(data, result.starts[some], result.sizes[some])
+        except Exception:
+            if first:
+                break
+            raise
         found += [first + index for index in matches.indexes]
         first += matches.examined
-    return found
+    return found, first
 
 
 def _hashes(data: bytes, result: ReadResult) -> list[int]:

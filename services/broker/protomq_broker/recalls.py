@@ -158,7 +158,10 @@ class Recalls:
         if stored != topic:
             # "Too late" would be wrong: the message is pending, and will be delivered.
             raise invalid_argument("topic", f"is {topic!r}, the message of this handle is for {stored!r}")
-        return rows[is_it][:1]
+        chosen = rows[is_it][:1]
+        queue_id = int(found.queue_ids[is_it][0])
+        # What was for the topic that had this name before is dropped when it is due.
+        return chosen if self._store.has_topic_of(stored, queue_id, int(chosen["position"][0])) else None
 
     def _was_recalled(self, handle: RecallHandle) -> bool:
         """Whether it is one of those that were recalled of late."""

@@ -55,6 +55,8 @@ class ReplicaHealing:
         self._complaints: dict[DamagedRange, str] = {}
         self._looks: dict[DamagedRange, int] = {}  # at ranges that a repair has filled
         self._stopping = threading.Event()
+        # Nothing is healed any more when `close` has returned: the store may be closed then.
+        self._healing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="protomq-log-healing", daemon=True)
 
     def start(self) -> None:
@@ -62,10 +64,9 @@ class ReplicaHealing:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        """Ends the thread. It is not waited for: a replica that is gone may keep it for seconds, and this broker is to lead at once."""
+        with self._healing:
+            self._stopping.set()
 
     def _run(self) -> None:
         pause_s = LOOK_INTERVAL_S
@@ -108,7 +109,11 @@ class ReplicaHealing:
             if self._stopping.is_set():
                 return True
             try:
-                self._store.heal_log(damage, self._fetch(damage, address))
+                data = self._fetch(damage, address)
+                with self._healing:
+                    if self._stopping.is_set():
+                        return True
+                    self._store.heal_log(damage, data)
             except _EXPECTED as error:
                 reasons.append(f"{address}: {error}")
                 continue
@@ -136,7 +141,7 @@ class ReplicaHealing:
 
     def _complain(self, damage: DamagedRange, reason: str) -> None:
         """Logs a repeated problem once."""
-        if self._complaints.get(damage) != reason:
+        if self._complaints.get(damage) != reason and not self._stopping.is_set():
             self._complaints[damage] = reason
             log.warning(
                 "positions %d to %d of the log cannot be healed from a replica yet: %s",

@@ -38,7 +38,7 @@ from protomq.wire.topics import (
     group_of,
     retry_topic,
 )
-from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
+from protomq_runtime.errors import invalid_argument, unparsable
 
 from .alike_failures import MESSAGES_MAX, NAMED_MAX, AlikeFailures, messages_of, read_alike
 from .delays import illegal_delay
@@ -326,19 +326,8 @@ class SendBacks:
         messages = [message for each in asked for message in each.messages]
         places = [place for each in asked for place in each.places]
         lacks_news = self._store.positions.readable < self._start_position
-        found, incarnations = find_messages(self._store, messages, places, lacks_news=lacks_news)
-        size_bytes = found.size_bytes
-        if size_bytes > (SIZE_MAX_BYTES if len(asked) == 1 else APPEND_SIZE_BYTES) and len(messages) > 1:
-            raise ServiceError(
-                Code.INVALID_ARGUMENT,
-                "MESSAGE_TOO_LARGE",
-                f"the messages have {size_bytes} bytes together, at most {SIZE_MAX_BYTES} are sent back at once: send back fewer",
-                metadata={
-                    "field": "messages",
-                    "size_bytes": str(size_bytes),
-                    "limit_bytes": str(SIZE_MAX_BYTES),
-                },
-            )
+        size_max_bytes = SIZE_MAX_BYTES if len(asked) == 1 else APPEND_SIZE_BYTES
+        found, incarnations = find_messages(self._store, messages, places, size_max_bytes, lacks_news=lacks_news)
         settings = self._store.groups.find(group)
         now_ms = self._log_time.now_ms()
         plans = self._plan(settings, asked, found.attempts, now_ms)

@@ -47,6 +47,7 @@ class DirectConnection:
             registration,
             self._clock.monotonic_ms(),
             is_returning=request.returning,
+            time_ms=self._clock.now_ms(),
         )
         return RegisterBrokerResponse(expiry_ms=self._expiry_ms, tells_routes=True)
 

@@ -18,6 +18,9 @@ PAGE_SIZE_MAX: Final = 10_000
 PAGE_SIZE_DEFAULT: Final = 1_000
 VIOLATIONS_MAX: Final = 16
 """Maximum number of faults that are listed: the answer must stay small whatever the request holds."""
+BROKER_SIZE_MAX_BYTES: Final = 4_096
+"""Of what a broker says of itself, which routes and lists of brokers repeat, with the fields of later versions. Names and addresses
+of hosts take a quarter of it."""
 
 """Of brokers and clusters: often host names, so dots are fine."""
 _PERMISSIONS: Final = frozenset(Permission.values())
@@ -34,6 +37,9 @@ def to_registration(request: RegisterBrokerRequest, topic_count_max: int) -> Reg
             f"{len(request.topics)} topics are more than the {topic_count_max} that this name server takes of a broker; "
             "raise limits.topic_count_max",
         )
+    size_bytes = request.broker.ByteSize()
+    if size_bytes > BROKER_SIZE_MAX_BYTES:
+        _refuse([("broker", f"has {size_bytes} bytes; {BROKER_SIZE_MAX_BYTES} are the most")])
     violations = [*_broker_violations(request.broker), *_version_violations(request.data_version)]
     topics: dict[str, TopicShare] = {}
     for index, topic in enumerate(request.topics):

@@ -26,8 +26,9 @@ Rules
   that was set back between two starts would lock the broker out.
 - What was removed is missing, not forgotten: what it stores is in no answer, and who asks is told so. By name, until a broker of that name
   registers or an operator says `forget`; at most `broker_count_max` of them. Not over a restart of this process, which stores nothing.
-- While a name has only slaves, the topics of its former master are remembered. A slave may not have registered the newest of them yet. Who
-  asks for such a topic is told that its broker is away, not that nobody has it.
+- While a name has only slaves, the topics of its former master are remembered, or of whoever of it was missing before they came. A slave
+  may not have registered the newest of them yet, or be empty. Who asks for such a topic is told that its broker is away, not that nobody
+  has it. When the last slave goes, these topics are missing with it.
 - A broker is to hear when brokers of other names change the routes of its topics (`take_changed_topics`), for it tells consumers. So no
   consumer has to ask every few seconds whether a topic has got a broker. Only the hold that it opened last takes them. An earlier one may
   be of a connection that has died and not broken yet, and what it takes nobody hears.
@@ -43,7 +44,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
 from typing import Final, NamedTuple
@@ -122,7 +123,7 @@ class RouteTable:
         self._tombstones: dict[BrokerKey, _Tombstone] = {}
         self._missing: dict[str, Missing] = {}
         self._former_masters: dict[str, Registration] = {}
-        """Of names that have only slaves now: a slave may register a moment later what its master had."""
+        """Of names that have only slaves now: a slave may register a moment later what its master had. See the module's docstring."""
         self._changed_topics: dict[BrokerKey, set[str]] = {}
         """Of a broker's topics those whose routes others have changed, and of which it has not heard."""
         self._hold_ids = count(1)
@@ -219,9 +220,11 @@ class RouteTable:
             if changed:
                 self._note_change(known, registration)
                 self._registrations[key] = registration
-                self._missing.pop(key.broker_name, None)
+                gone = self._missing.pop(key.broker_name, None)
                 if key.broker_id == MASTER_ID:
                     self._former_masters.pop(key.broker_name, None)
+                elif gone is not None:
+                    self._former_masters[key.broker_name] = gone.registration
                 self._publish()
         if changed:
             self._notify()
@@ -573,17 +576,21 @@ class RouteTable:
     def _miss(self, key: BrokerKey, time_ms: int, cause: str) -> None:
         """The broker is about to be removed. Nothing is missing while another one of its name is there: a slave has what its master has.
 
-        Nor is anything with a slave that has never had a topic: it never followed a master that had one.
+        Nor is anything with a slave that has never had a topic, and whose master nobody knew. With the last of a name goes what its former
+        master had, too.
         """
-        if key.broker_id and not self._registrations[key].topics:
-            return
+        registration = self._registrations[key]
         if sum(other.broker_name == key.broker_name for other in self._registrations) > 1:
             if key.broker_id == MASTER_ID:
-                self._former_masters[key.broker_name] = self._registrations[key]
+                self._former_masters[key.broker_name] = registration
             return
-        self._former_masters.pop(key.broker_name, None)
+        former = self._former_masters.pop(key.broker_name, None)
+        if former is not None:
+            registration = replace(registration, topics={**former.topics, **registration.topics})
+        elif key.broker_id and not registration.topics:
+            return
         self._missing.pop(key.broker_name, None)
-        self._missing[key.broker_name] = Missing(self._registrations[key], time_ms, cause)
+        self._missing[key.broker_name] = Missing(registration, time_ms, cause)
         if len(self._missing) > self._limits.broker_count_max:
             del self._missing[next(iter(self._missing))]
 

@@ -12,10 +12,12 @@ from protomq import (
     Admin,
     AsyncProducer,
     AsyncPullConsumer,
+    AsyncPushConsumer,
     MessageQueue,
     OutgoingMessage,
     Producer,
     PullConsumer,
+    PushConsumer,
 )
 from protomq._checks import ExecuteChecks, check_group
 from protomq._producer_options import ProducerOptions
@@ -250,3 +252,12 @@ def test_local_work_that_is_a_coroutine_function_is_checked_each_time(may_be_cor
         else:
             with pytest.raises(WrongTypeError, match="AsyncTransactionProducer takes those"):
                 checks.check(work)
+
+
+@pytest.mark.parametrize("topic", ["", "my topic", "*", "x" * 128])
+@pytest.mark.parametrize("kind", [PushConsumer, AsyncPushConsumer])
+def test_a_push_consumer_refuses_at_once_what_no_topic_can_be_called(kind: Any, topic: str) -> None:
+    with pytest.raises(ConfigurationError, match="topic has to be 1 to 127 characters"):
+        kind("g").subscribe(topic, print)
+    with pytest.raises(ConfigurationError, match="topic has to be 1 to 127 characters"):
+        kind("g").on(topic)

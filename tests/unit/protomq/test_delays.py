@@ -26,8 +26,10 @@ from protomq.errors import (
     ConnectFailedError,
     ConnectionLostError,
     IllegalDelayError,
+    NoRouteError,
     NotMasterError,
     RequestTimeoutError,
+    TopicNotFoundError,
     WrongTypeError,
 )
 from protomq.v1.send_service_pb2 import RecallMessageResponse, SendRequest
@@ -228,6 +230,29 @@ def test_a_recall_waits_for_the_broker_of_its_message_as_long_as_its_time_out_al
     assert cluster.tries("a", RECALL_MESSAGE) == 6
     assert cluster.tries("b", RECALL_MESSAGE) == 0, "only one broker has the message"
     assert cluster.route_calls >= 2, "where the master is now"
+
+
+def test_a_recall_is_told_at_once_that_there_is_no_such_topic() -> None:
+    route_calls = []
+    for call in (lambda one: one.send("nope", b""), lambda one: one.recall("nope", HANDLE)):
+        cluster = FakeCluster({"T": {"a": 4}})
+        with Producer(transport=FakeSyncTransport(cluster)) as one, pytest.raises(TopicNotFoundError):
+            call(one)
+        route_calls.append(cluster.route_calls)
+    assert route_calls[0] == route_calls[1], "as by a send"
+
+
+def test_a_handle_that_was_cut_is_refused_or_its_broker_is_named() -> None:
+    whole = encode_handle(RecallHandle("day", 1, NOON_MS, (7, 1, 0)))
+    for cut in (whole[:-4], whole[:-1]):
+        with pytest.raises(ValueError, match="not a handle"):
+            decode_handle(cut)
+    assert decode_handle(whole + "=").broker_name == "day"
+    with (
+        Producer(transport=FakeSyncTransport(FakeCluster({"T": {"day": 4}})), send_timeout_s=0.1) as one,
+        pytest.raises(NoRouteError, match=r"the handle names broker 'd', .* 'T': it is away, or the handle is cut short"),
+    ):
+        one.recall("T", encode_handle(RecallHandle("d", 1, NOON_MS, (7, 1, 0))))
 
 
 class RecallWorld(FakeWorld):

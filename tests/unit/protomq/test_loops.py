@@ -9,6 +9,7 @@ import pytest
 
 from protomq._loops import Loop
 from protomq._pull_logic import PullOptions, PullState
+from tests.support.interrupts import interrupted_everywhere
 
 from .test_pull_logic import Q0, Q1, found, pull, state
 
@@ -49,6 +50,55 @@ def test_a_close_that_ends_two_loops_commits_nothing_that_the_first_has_not_hand
     made.user_came_back()
     assert not [*first.left, *second.left]
     assert made.to_commit(safe_only=True) == {Q0: 2}
+
+
+def test_an_error_that_ends_a_loop_takes_back_the_message_that_it_is_at() -> None:
+    made = state()
+    made.answered(pull(made), found(0, 10), 0.0)
+    begun(made, 10, seen=4)
+    made.end_loops()
+    assert made.to_commit(safe_only=True) == {Q0: 3}
+    assert made.position(Q0) == 4
+    made.user_came_back()
+    assert made.to_commit(safe_only=True) == {Q0: 4}
+
+
+def test_a_commit_in_a_loop_is_not_taken_back_by_an_error_at_the_same_message() -> None:
+    made = state()
+    made.answered(pull(made), found(0, 10), 0.0)
+    begun(made, 10, seen=4)
+    made.user_came_back()
+    made.committed(made.to_commit(safe_only=True))
+    made.end_loops()
+    assert made.to_commit(safe_only=True) == {}
+
+
+def test_an_error_that_ends_loops_and_a_poll_beside_them_says_nothing_of_what_they_are_at() -> None:
+    made, _, _ = of_two_loops()
+    made.end_loops()
+    assert made.to_commit(safe_only=True) == {Q0: 1}
+    made = state()
+    made.answered(pull(made), found(0, 10), 0.0)
+    begun(made, 5, seen=3)
+    made.user_came_back()
+    made.take(5)
+    made.end_loops()
+    assert made.to_commit(safe_only=True) == {Q0: 3}
+
+
+def test_ctrl_c_anywhere_while_a_loop_that_was_left_is_given_back_loses_nothing() -> None:
+    def left() -> PullState:
+        made = state()
+        made.answered(pull(made), found(0, 10), 0.0)
+        begun(made, 10, seen=4).is_over = True
+        return made
+
+    for place, made in interrupted_everywhere(left, lambda made: made.user_came_back()):
+        made.end_loops()
+        assert made.to_commit(safe_only=True)[Q0] in (3, 4), place
+        assert made.position(Q0) == 4, place
+        made.user_came_back()
+        assert made.to_commit(safe_only=True) == {Q0: 4}, place
 
 
 def test_a_loop_that_asks_for_more_says_nothing_of_the_message_that_another_one_is_at() -> None:

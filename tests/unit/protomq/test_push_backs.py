@@ -253,6 +253,21 @@ def test_a_topic_that_stays_away_is_not_waited_for_for_ever() -> None:
     assert [one.message.queue_offset for one in refused] == [0]
 
 
+def test_what_is_dropped_of_a_call_under_way_holds_up_no_other_when_its_topic_is_gone() -> None:
+    made = line(back(0), *(back(i, MessageQueue("deleted", "a", 0)) for i in range(3)), back(1))
+    call = begin(made)
+    made.drop({MessageQueue("deleted", "a", 0)})
+    assert made.failed(call, ConnectFailedError("away"), 0.0) == (), "it may have been done: the same again"
+    assert begin(made, 1.0) is call
+    assert made.failed(call, TopicNotFoundError("deleted"), 1.0) == ()
+    again = begin(made, 3.0)
+    assert (again is call, places(again)) == (False, [0, 1])
+    made.drop({A})
+    assert made.failed(again, ConnectFailedError("away"), 3.0) == ()
+    assert not made.has_any()
+    assert made.begin(100.0) is None
+
+
 def test_what_is_dropped_is_not_given_back() -> None:
     made = line(back(0), back(0, B), back(1))
     made.drop({A})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -321,6 +321,33 @@ def test_a_broadcasting_consumer_writes_down_what_is_done_behind_a_message_that_
     assert state.done_behind(queue) == {1, 2, 4}
     pulls.follow_fork(queue, 0, 1)
     assert state.done_behind(queue) == set(), "other messages may stand there now"
+    steps.close()
+
+
+@pytest.mark.parametrize("begin", ["earliest", "latest"])
+def test_a_broadcasting_consumer_goes_on_where_it_stood_in_a_topic_that_it_takes_up_again(
+    begin: Literal["earliest", "latest"], tmp_path: Path
+) -> None:
+    world = FakeWorld(route_of("t", "a"))
+    options = PushOptions(group="g", offset_folder=str(tmp_path), broadcast=True, begin=begin)
+    queue, wanted = MessageQueue("t", "a", 0), {"t": Wanted("t", listener())}
+    state, pulls = PushState(options, {"t": listener()}), ListenedPulls(PullOptions("g", broadcasting=True))
+    consumer = ConsumerSteps(options.consumer_options(), world.now_s, state=pulls)
+    steps = PushSteps(options, consumer, state, wanted, world.now_s)
+    pulls.lowest_open, pulls.done_behind, pulls.forked = steps.lowest_open, state.done_behind, state.forget_done
+    world.driver.run(steps.start())
+    pulls.seek(queue, 8)
+    pulls._state(queue).incarnation, pulls._state(queue).log_epoch = 7, 3
+    state.offer(queue, messages(5, 3, queue=queue))
+    runs = [state.next_run(0.0, 3) for _ in range(3)]
+    for run in (runs[0], runs[2]):
+        finish(state, run)
+    steps.gave_away([queue])
+    pulls.assign([], {})
+    pulls.assign([queue], {})
+    steps.came([queue])
+    assert (pulls.position(queue), pulls.incarnation(queue), pulls.log_epoch(queue)) == (6, 7, 3)
+    assert state.done_behind(queue) == {7}
     steps.close()
 
 

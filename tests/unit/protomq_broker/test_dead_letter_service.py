@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -34,6 +36,7 @@ from protomq_broker.store.log.record_region import prove_region, set_kind
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.state.transactions import Ending, ended_record
+from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
@@ -200,6 +203,13 @@ def test_a_time_at_which_nothing_can_have_died_is_refused() -> None:
     request.begin_time.FromMilliseconds(now_ms + AHEAD_MAX_MS + 1)
     assert "begin_time: lies ahead" in str(refusal(lambda: world.replay(begin_time=request.begin_time)))
     assert world.replay(end_time=request.end_time).replayed_count == 1
+
+
+def test_offsets_that_end_before_they_begin_are_refused() -> None:
+    world = ReplayWorld()
+    world.die(b"a")
+    assert "end_offset: is before begin_offset" in str(refusal(lambda: world.replay(begin_offset=5, end_offset=2)))
+    assert world.replay(begin_offset=1, end_offset=1).replayed_count == 0, "a replay in slices may end so"
 
 
 def test_each_is_replayed_once_unless_asked_for_again() -> None:
@@ -421,3 +431,62 @@ def test_the_largest_message_with_the_longest_names_moves_as_a_record_that_a_log
     assert len(transit.last_error) > 200
     world.store.close()
     assert verify("/s", disk=world.disk) == []
+
+
+def test_what_is_named_by_id_is_replayed_in_slices_in_its_order() -> None:
+    world = ReplayWorld()
+    bodies = [b"%02d" % number + bytes(9_000) for number in range(20)]
+    for body in bodies:
+        world.die(body)
+    ids = [id_of(letter) for letter in world.dead_letters()]
+    wanted = [*reversed(ids), ids[3].lower(), "0" * 40, ids[3]]
+    appended = world.store.appended_end_offset("%SYS%GROUPS", 0)
+    answer = world.replay(message_ids=wanted)
+    assert (answer.replayed_count, answer.known_count, list(answer.unknown_message_ids)) == (20, 0, ["0" * 40])
+    assert world.store.appended_end_offset("%SYS%GROUPS", 0) - appended > 5, "sends can go on in between"
+    assert world.replayed() == bodies
+    answer = world.replay(message_ids=wanted, again=True)
+    assert answer.replayed_count == 20
+    assert world.replay(message_ids=wanted).known_count == 20
+    assert world.replayed() == bodies * 2
+
+
+def test_a_wrong_id_changes_nothing_though_others_of_its_request_are_right() -> None:
+    world = ReplayWorld()
+    world.die(b"a")
+    (letter,) = world.dead_letters()
+    assert "message_ids" in str(refusal(lambda: world.replay(message_ids=[id_of(letter), "x"])))
+    assert world.replayed() == []
+
+
+def test_who_deletes_dead_letters_while_some_are_replayed_by_id_ends_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = ReplayWorld()
+    for number in range(3):
+        world.die(b"%d" % number + bytes(16_000))
+    append = dead_letter_service._Replay.append
+    deletions = [dead_letter_topic(GROUP)]
+
+    def appended(replay: Any, writer: Any) -> bool:
+        done = append(replay, writer)
+        while deletions:
+            world.store.delete_topic(deletions.pop())
+            world.send_back(world.read(TOPIC)[:1], dead_letter=True)
+        return done
+
+    monkeypatch.setattr(dead_letter_service._Replay, "append", appended)
+    ids = [id_of(letter) for letter in world.dead_letters()]
+    assert refusal(lambda: world.replay(message_ids=ids)).reason == "TOPIC_RECREATED"
+    assert len(world.replayed()) == 1
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_replay_right_after_a_fail_over_leaves_nothing_out(by_id: bool) -> None:
+    """Though the new master does not know yet that anything is confirmed."""
+    world = ReplayWorld()
+    world.die(b"a", b"b")
+    fields = {"message_ids": [id_of(letter) for letter in world.dead_letters()]} if by_id else {}
+    with mock.patch.object(Store, "open", partial(Store.open, waits_for_replicas=True)):
+        world.restart()
+    assert refusal(lambda: world.replay(**fields)).reason == "REPLICA_BEHIND"
+    world.store.positions.wait_for_replicas(False)
+    assert world.replay(**fields).replayed_count == 2

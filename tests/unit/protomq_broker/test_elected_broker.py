@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_a_stop_is_clean_only_if_the_store_closed_clean(is_closed_clean: bool) -
     async def run() -> None:
         broker = bare()
         store = SimpleNamespace(is_closed_clean=is_closed_clean)
-        broker._todo, broker._tail, broker._watcher = asyncio.Queue(), first, None
+        broker._todo, broker._tail, broker._watcher, broker._is_open = asyncio.Queue(), first, None, True
         broker._worker = asyncio.create_task(asyncio.sleep(0))
         broker._settings = EtcdConfig()
         broker.leadership = SimpleNamespace(close=lambda: None, hand_over=lambda timeout_s: False)  # type: ignore[assignment]
@@ -87,7 +87,7 @@ class Failing:
         self._leads_after = leads_after
         self._broker = broker = bare()
         broker._config = BrokerConfig(broker_name="b")
-        broker._settings, broker._is_stopping = EtcdConfig(), False
+        broker._settings, broker._is_stopping, broker._is_open = EtcdConfig(), False, True
         broker._healed_reopens = HealedReopens()
         broker._tail = SimpleNamespace(  # type: ignore[assignment]
             doubt=lambda: self.done.append("doubts its end"), cut=lambda: self.done.append("knows that it was cut"), was_cut=is_cut,
@@ -523,6 +523,29 @@ def test_a_master_that_is_to_follow_waits_for_room_on_a_full_disk(monkeypatch: p
     assert full.done == ["stops", "cannot open", "cannot open", "starts"]
 
 
+def test_a_stop_while_there_is_no_room_to_open_the_store_is_no_failure_and_stops_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elected_broker, "FAILURE_LOOK_S", 0.001)
+    full = Failing(Role.FOLLOWING, "", opens_after=1_000_000)
+    fatal: list[BaseException] = []
+
+    async def run() -> None:
+        broker, leadership = full._broker, cast("Any", full._broker.leadership)
+        leadership.close, leadership.hand_over = (lambda: None), (lambda timeout_s: False)
+        cast("Any", broker._tail).close = lambda is_clean: full.done.append(f"is closed, clean: {is_clean}")
+        broker.process.broker.store.is_closed_clean = True
+        refused = asyncio.Event()
+        monkeypatch.setattr(elected_broker, "FailedOpens", lambda folder: SimpleNamespace(say=lambda error: refused.set()))
+        broker._todo, broker._watcher, broker._on_fatal = asyncio.Queue(), None, fatal.append
+        broker._todo.put_nowait(StopLeading())
+        broker._worker = asyncio.create_task(broker._work())
+        await refused.wait()
+        await broker.stop(1)
+
+    asyncio.run(run())
+    assert not fatal
+    assert [each for each in full.done if each != "cannot open"] == ["stops", "is closed, clean: True"]
+
+
 def test_a_master_whose_log_has_failed_hands_over() -> None:
     assert Failing(Role.LEADING).run() == ["hands over"]
 
@@ -536,7 +559,7 @@ def test_who_has_handed_over_lets_nobody_wait_for_what_it_cannot_confirm_any_mor
 
     async def run() -> None:
         broker = bare()
-        broker._todo, broker._watcher = asyncio.Queue(), None
+        broker._todo, broker._watcher, broker._is_open = asyncio.Queue(), None, True
         broker._tail = SimpleNamespace(close=lambda is_clean: None)  # type: ignore[assignment]
         broker._config, broker._settings = BrokerConfig(broker_name="b"), EtcdConfig()
         broker._worker = asyncio.create_task(asyncio.sleep(0))

@@ -29,6 +29,8 @@ def test_modules_come_and_go():
     assert again.all() == [ModuleInfo("a-1", 3, crc32c(b"two")), ModuleInfo("late", 5, crc32c(b"three"))]
     assert modules.delete("late")
     assert not modules.delete("late")
+    with pytest.raises(FilterError, match="the name of the module is empty"):
+        modules.read("")
     with pytest.raises(FilterError, match="no module 'late' is deployed"):
         modules.read("late")
 

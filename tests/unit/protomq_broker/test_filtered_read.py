@@ -275,6 +275,25 @@ def test_what_was_found_before_an_error_is_answered_and_the_error_comes_next():
         read_all(queue, 6)
 
 
+def test_what_was_found_before_the_filter_fails_is_answered_and_its_error_comes_next():
+    class FailsOfX(EndsInY):
+        def matching(self, data, starts, sizes):
+            if b"x" in [data[start : start + size] for start, size in zip(starts, sizes, strict=True)][: self.examined_max]:
+                raise KeyError("x")
+            return super().matching(data, starts, sizes)
+
+    queue = Queue([b"y"] * 6 + [b"x", b"y"], [0])
+
+    def read(offset):
+        read = FilteredRead(queue.look, queue.read_bytes, FailsOfX(), offset, 99, 1 << 20, lambda: 0.0, lambda: 0.0)
+        return read.advance(1.0)
+
+    result = read(0)
+    assert (result.record_count, result.next_offset) == (6, 6)
+    with pytest.raises(KeyError):
+        read(6)
+
+
 def test_a_read_that_begins_again_forgets_what_it_found():
     queue = Queue([b"y"] * 4, [0])
     read = FilteredRead(queue.look, queue.read_bytes, EndsInY(), 0, 9, 99, lambda: 0.0, lambda: 0.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -26,6 +28,7 @@ from protomq_broker.request_times import AHEAD_MAX_MS
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig, topic_of_broker
+from protomq_broker.store.store import Store
 from protomq_runtime.testing import FakeCall
 
 from .fake_broker import ADMIN, CONSUMER, PULL, SEND, FakeBroker
@@ -356,3 +359,18 @@ def test_what_is_wrong_with_the_source_of_a_clone_is_said_of_the_source(broker: 
     error = broker.call(CONSUMER + "CloneOffsets", clone).error
     assert error is not None
     assert ": source_group: " in str(error)
+
+
+@pytest.mark.parametrize(("place", "expected"), [({"end": True}, 10), ({"queue_offset": 9}, 9)], ids=["end", "offset"])
+def test_a_reset_right_after_a_fail_over_goes_where_it_says(broker: FakeBroker, place: dict[str, Any], expected: int) -> None:
+    """Though the new master does not know yet that anything is confirmed."""
+    broker.store.flush()
+    with mock.patch.object(Store, "open", partial(Store.open, waits_for_replicas=True)):
+        promoted = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+    assert promoted.store.queue_range("topic", 0) == (0, 0)
+    call = promoted.call(CONSUMER + "ResetOffsets", ResetOffsetsRequest(consumer_group="g", topic="topic", queue_ids=[0], **place))
+    promoted.store.positions.wait_for_replicas(False)
+    promoted.store.flush()
+    promoted.server.run()
+    assert (call.answered, call.error) == (True, None)
+    assert promoted.store.offsets.find("g", "topic", promoted.topic.incarnation, 0) == expected

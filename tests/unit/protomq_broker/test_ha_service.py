@@ -522,6 +522,17 @@ def test_what_was_not_sent_to_the_caller_moves_nothing(method: str, why: str, ch
         assert call.response().status == ha.FETCH_STATUS_SESSION_ENDED
 
 
+@pytest.mark.parametrize("change", [{"flushed_position": -1}, {"address": "x" * 301}, {"size_max_bytes": -1}, {"hold_ms": -1}])
+def test_a_first_fetch_that_is_refused_ends_no_session_and_begins_none(change: dict[str, Any]) -> None:
+    master = _Acknowledging()
+    before = master.known()
+    told: dict[str, Any] = {"broker_name": "b", "broker_id": 1, "store_id": 1} | change
+    call = master.call("Fetch", ha.FetchRequest(**told))
+    assert call.error is not None
+    assert call.error.reason == "INVALID_ARGUMENT"
+    assert master.known() == before
+
+
 def test_a_broker_whose_name_is_another_one_s_says_so() -> None:
     config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
     service = HaService(open_store(SimDisk()), config, ManualClock(), "b", lambda: 7, lambda verdict: None)

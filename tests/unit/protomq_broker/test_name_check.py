@@ -11,7 +11,7 @@ from protomq_broker import broker_process, name_check
 from protomq_broker.broker_process import BrokerProcess
 from protomq_broker.config import BrokerConfig
 from protomq_broker.name_check import check_name_is_not_elected
-from protomq_broker.store.files.side_files import TAIL_NAME
+from protomq_broker.store.files.side_files import START_NAME, TAIL_NAME
 from protomq_runtime.addresses import Address
 from protomq_runtime.errors import ServiceError
 
@@ -57,17 +57,19 @@ def test_others_are_in_nobodys_way(monkeypatch: pytest.MonkeyPatch, said: dict[A
     check_name_is_not_elected([], "n")
 
 
-@pytest.mark.parametrize("was_elected", [True, False])
-def test_only_a_store_that_was_elected_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, was_elected: bool) -> None:
+@pytest.mark.parametrize("left", [TAIL_NAME, START_NAME, ""])
+def test_only_a_store_that_was_elected_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: str) -> None:
+    """A repair of the log, or a full disk, takes the first of the two files away."""
+
     def refuse(name_servers: object, name: str) -> None:
         raise ServiceError(1, "NAME_TAKEN", name)
 
     monkeypatch.setattr(broker_process, "check_name_is_not_elected", refuse)
     monkeypatch.setattr(broker_process, "check_can_listen", lambda addresses: None)
     monkeypatch.setattr(broker_process, "Broker", lambda *arguments: pytest.fail("the store is opened"))
-    if was_elected:
-        (tmp_path / TAIL_NAME).parent.mkdir()
-        (tmp_path / TAIL_NAME).write_text("{}")
+    if left:
+        (tmp_path / left).parent.mkdir()
+        (tmp_path / left).write_text("{}")
     config = BrokerConfig(broker_name="n", data_dir=tmp_path)
-    with pytest.raises(ServiceError if was_elected else pytest.fail.Exception):
+    with pytest.raises(ServiceError if left else pytest.fail.Exception):
         BrokerProcess(config)

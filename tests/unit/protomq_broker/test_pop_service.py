@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
 import pytest
 
-from protomq.v1.admin_service_pb2 import DeleteGroupRequest, ListGroupsRequest
-from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, GetLagRequest, QueueOffset
+from protomq.v1.admin_service_pb2 import DeleteGroupRequest, DeleteTopicRequest, ListGroupsRequest
+from protomq.v1.consumer_service_pb2 import (
+    CommitOffsetsRequest,
+    GetLagRequest,
+    GetLagResponse,
+    QueueOffset,
+)
 from protomq.v1.group_pb2 import GroupSettings as GroupMessage
 from protomq.v1.group_service_pb2 import PutGroupRequest
 from protomq.v1.pop_service_pb2 import (
@@ -26,19 +32,24 @@ from protomq.v1.pop_service_pb2 import (
     PopStart,
     PopStatus,
 )
-from protomq.v1.pull_service_pb2 import FilterType
+from protomq.v1.pull_service_pb2 import FilterType, PullRequest
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
 from protomq_broker import pop_planner, pop_reading, pop_requests, pop_service, pop_settling
+from protomq_broker.filters.errors import FilterError
+from protomq_broker.filters.filter_book import Matches
 from protomq_broker.pop_orders import PopTerms
+from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state import popped_queue
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig, topic_of_broker
+from protomq_broker.store.store import Store
+from protomq_broker.system_writer import SystemWriter
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
 
-from .fake_broker import ADMIN, CONSUMER, GROUP, POP, SEND, FakeBroker, told
+from .fake_broker import ADMIN, CONSUMER, GROUP, POP, PULL, SEND, FakeBroker, told
 
 MINUTE_MS = 60_000
 HELD_MS = MINUTE_MS + 1
@@ -1491,6 +1502,56 @@ def test_a_plan_that_a_deletion_overtakes_is_made_anew() -> None:
     assert [message.body for message in messages_of(call)] == [b"new"]
 
 
+def test_what_a_start_reads_back_is_not_counted_again() -> None:
+    broker = filled(4)
+    Group(broker).ack(Group(broker).pop()[1:])
+    state = broker.store.popped
+    assert (state.handed_out_count, state.acked_count) == (4, 3)
+    broker.store.flush()
+    state = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms).store.popped
+    assert (state.handed_out_count, state.acked_count) == (0, 0)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_delay_of_a_group_is_that_of_its_first_open_message_of_which_retention_has_left_a_copy_alone(restarts: bool) -> None:
+    broker = FakeBroker()
+    broker.clock.time_ms += 1_000
+    stored_ms = broker.clock.time_ms
+    for body in (b"first", b"second"):
+        broker.fill([body])
+        broker.clock.time_ms += 5_000
+    group = Group(broker)
+    messages = group.pop()
+    assert _lag(broker) == (2, broker.clock.time_ms - stored_ms)
+    for segments in (3, 6):  # the copy is copied, too
+        while broker.store.appended_position < segments << 20:
+            broker.fill([bytes(1 << 19)], topic="other")
+            broker.clock.time_ms += 1_000
+        broker.store.checkpoint()
+        assert broker.store.delete_segments_below((segments - 1) << 20)
+        assert broker.store.queue_range("topic", 0) == (2, 2)
+        assert _lag(broker) == (2, broker.clock.time_ms - stored_ms)
+    broker.fill([b"new"])
+    if restarts:
+        disk = broker.disk.killed()
+        disk.remove("/s/config/popState.json")
+        broker = FakeBroker(disk=disk, clock_ms=broker.clock.time_ms)
+        group = Group(broker)
+    broker.clock.time_ms += 1_000
+    assert _lag(broker) == (3, broker.clock.time_ms - stored_ms)
+    group.ack(messages[:1])
+    assert _lag(broker) == (2, broker.clock.time_ms - stored_ms - 5_000)
+    group.ack(messages[1:])
+    assert _lag(broker) == (1, 1_000)
+
+
+def _lag(broker: FakeBroker) -> tuple[int, int]:
+    """Lag and delay of the group `group` in queue 0 of `topic`."""
+    call = broker.call(CONSUMER + "GetLag", GetLagRequest(consumer_group="group", topic="topic"))
+    queue = GetLagResponse.FromString(call.answer_payload or b"").queues[0]
+    return queue.lag, queue.delay_ms
+
+
 def test_what_is_not_done_outlives_its_segment_with_the_same_receipt() -> None:
     broker = FakeBroker()
     broker.fill([bytes([number]) * 1_000 for number in range(10)])
@@ -1546,6 +1607,37 @@ def test_a_pop_of_one_topic_never_gets_what_comes_again_of_another() -> None:
             assert broker.store.queue_range("%RETRY%group", 0) == (0, 6)
 
 
+def _retained(broker: FakeBroker, segments: int) -> None:
+    """The log has so many segments and more, and retention leaves the last one."""
+    while broker.store.appended_position < segments << 20:
+        broker.fill([bytes(1 << 19)], topic="third")
+    broker.store.checkpoint()
+    assert broker.store.delete_segments_below((segments - 1) << 20)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_who_deletes_the_retries_of_a_group_deletes_what_retention_kept_for_its_members_there(restarts: bool) -> None:
+    broker = FakeBroker()
+    broker.fill([b"kept"] * 3)
+    gone = Group(broker).pop()
+    _retained(broker, 3)
+    broker.call(ADMIN + "DeleteTopic", DeleteTopicRequest(topic="%RETRY%group")).response()
+    broker.fill([b"other"] * 4, topic="other")
+    assert len(Group(broker, topic="other").pop()) == 4
+    _retained(broker, 6)
+    assert broker.store.queue_range("%RETRY%group", 0) == (0, 4), "its offsets mean other messages now"
+    if restarts:
+        disk = broker.disk.killed()
+        disk.remove("/s/config/popState.json")
+        broker = FakeBroker(disk=disk, clock_ms=broker.clock.time_ms)
+    group = Group(broker)
+    with pytest.raises(ServiceError, match="not held"):
+        group.ack(gone)
+    broker.advance(2 * MINUTE_MS)
+    assert group.pop() == []
+    assert group.bodies(topic="other") == [b"other"] * 4
+
+
 def filled_one_by_one(count: int) -> FakeBroker:
     """Each message is an append of its own, so that each can be damaged alone."""
     broker = FakeBroker()
@@ -1591,6 +1683,38 @@ def test_damage_holds_up_no_message_that_was_handed_out_before() -> None:
     assert bodies_past_errors(group, 6, record_count_max=1) == [b"2", b"4", b"5"]
 
 
+def test_a_damaged_message_that_waited_holds_up_no_other_sharding_key() -> None:
+    broker = FakeBroker()
+    for number, name in enumerate("kkzz"):
+        broker.fill([b"%d" % number], attributes=Attributes(sharding_key=name))
+    broker.store.flush()
+    group = Group(broker, fifo=True, record_count_max=1)
+    first = group.pop() + group.pop() + group.pop()
+    assert [message.body for message in first] == [b"0", b"2"]
+    group.ack(first)
+    damage(broker, 1)
+    assert bodies_past_errors(group, 2) == [b"3"]
+
+
+def test_damage_elsewhere_makes_no_pop_look_at_more_due_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = filled_one_by_one(4)
+    group = Group(broker)
+    assert len(group.pop()) == 4
+    damage(broker, 3)
+    broker.clock.time_ms += HELD_MS
+    assert broker.store.damaged_ranges
+    counts: list[int] = []
+    due = pop_planner._due
+
+    def spied(known: Any, now_ms: int, count_max: int, **order: Any) -> Any:
+        counts.append(count_max)
+        return due(known, now_ms, count_max, **order)
+
+    monkeypatch.setattr(pop_planner, "_due", spied)
+    assert group.bodies(record_count_max=1) == [b"0"]
+    assert counts == [1]
+
+
 def test_damage_that_is_repaired_holds_up_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1633,3 +1757,170 @@ def test_dead_letters_that_are_damaged_do_not_keep_others_from_their_end() -> No
     bodies_past_errors(group, 2, record_count_max=1)
     broker.advance(1_000)
     assert broker.store.popped.dead_count == 2
+
+
+class BrokenFilter:
+    """As a module of a user that traps at a message."""
+
+    tags: frozenset[bytes] = frozenset()
+    records_min = records_max = 3
+
+    def __init__(self, poison: bytes) -> None:
+        self._poison = poison
+
+    def matching(self, data: bytes, starts: Any, sizes: Any) -> Matches:
+        for index, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+            if RecordBatch.FromString(data[start : start + size]).records[0].body == self._poison:
+                if index:
+                    return Matches(list(range(index)), index)
+                raise FilterError("the module failed")
+        return Matches(list(range(len(starts))), len(starts))
+
+
+BY_MODULE: Final[dict[str, Any]] = {"filter_type": FilterType.FILTER_TYPE_MODULE, "filter": "broken"}
+
+
+@pytest.mark.parametrize("look_count", [1, 3, 4, 512])
+@pytest.mark.parametrize("fifo", [False, True])
+def test_what_stands_before_a_message_of_which_the_filter_fails_is_handed_out(
+    fifo: bool, look_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop_service, "compile_filter", lambda key, module: BrokenFilter(b"4"))
+    monkeypatch.setattr(pop_reading, "SCAN_COUNT", look_count)
+    broker = filled(6)
+    group = Group(broker, fifo=fifo)
+    found = compiled(broker, group, **BY_MODULE)
+    assert [message.body for message in found] == [b"0", b"1", b"2", b"3"]
+    error = group.begin(**BY_MODULE).error
+    assert error is not None
+    assert error.reason == "ILLEGAL_FILTER"
+    group.ack(found)
+    assert group.bodies() == [b"4", b"5"], "nobody has skipped it"
+
+
+@pytest.mark.parametrize("poison", [b"1", b"3", b"4", b"5"])
+def test_due_messages_before_one_of_which_the_filter_fails_are_handed_out(poison: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before b"4" are due; it and b"5" are new."""
+    monkeypatch.setattr(pop_service, "compile_filter", lambda key, module: BrokenFilter(poison))
+    broker = filled(6)
+    group = Group(broker)
+    assert len(group.pop(record_count_max=4)) == 4
+    broker.clock.time_ms += HELD_MS
+    found = compiled(broker, group, **BY_MODULE)
+    assert [message.body for message in found] == [b"%d" % number for number in range(int(poison))]
+    error = group.begin(**BY_MODULE).error
+    assert error is not None
+    assert error.reason == "ILLEGAL_FILTER"
+    assert group.bodies() == [b"%d" % number for number in range(int(poison), 6)], "nobody has skipped it"
+
+
+def test_a_message_dies_once_though_the_filter_of_the_pop_that_buries_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pop_service, "compile_filter", lambda key, module: BrokenFilter(b"1"))
+    broker = filled(2)
+    broker.fill([b"1"], topic="other")
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    group.pop(record_count_max=1)
+    broker.clock.time_ms += HELD_MS
+    warm = Group(broker, "other").begin(**BY_MODULE, topic="other")
+    while not warm.answered:  # the filter is compiled on a thread of its own
+        broker.server.run()
+    requests = [PopRequest(consumer_group="group", topic="topic", queue_id=0, **fields) for fields in (BY_MODULE, {})]
+    broken, sound = broker.server.call_together(POP + "Pop", requests)  # in one plan
+    broker.server.run()
+    assert broken.error is not None
+    assert broken.error.reason == "ILLEGAL_FILTER"
+    assert [message.body for message in messages_of(sound)] == [b"1"]
+    assert broker.store.queue_range("%DLQ%group", 0) == (0, 1)
+
+
+def test_a_pop_that_finds_only_dead_messages_is_told_that_they_cannot_be_moved() -> None:
+    broker = filled(1)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    group.pop()
+    broker.clock.time_ms += HELD_MS
+    full = mock.Mock(side_effect=DiskFullError("full"))
+    with mock.patch.object(SystemWriter, "append_moved", full):
+        call = group.begin(hold_ms=20_000)
+    assert call.error is not None
+    assert call.error.reason == "DISK_FULL"
+    assert full.call_count == 1
+    assert group.pop() == []
+    assert broker.store.queue_range("%DLQ%group", 0) == (0, 1)
+
+
+def test_a_pop_is_answered_though_the_dead_messages_of_others_cannot_be_moved(caplog: pytest.LogCaptureFixture) -> None:
+    broker = filled(1)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    Group(broker).pop()
+    broker.clock.time_ms += HELD_MS
+    with mock.patch.object(pop_planner, "move_records", side_effect=OSError(5, "the disk cannot read it")):
+        broker.pop.pipeline._sweep()  # due in the turn in which the pop comes
+        assert Group(broker, "other").bodies() == [b"0"]
+        broker.advance(5_000)
+    (line,) = [line for line in caplog.messages if "dead letters" in line]
+    assert "cannot be moved" in line
+    broker.advance(1_000)
+    assert broker.store.queue_range("%DLQ%group", 0) == (0, 1)
+
+
+def _promoted(broker: FakeBroker) -> FakeBroker:
+    """A broker with the same log, of which it does not know yet that anything is confirmed."""
+    broker.store.flush()
+    with mock.patch.object(Store, "open", partial(Store.open, waits_for_replicas=True)):
+        promoted = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+    assert promoted.store.readable_position == 0
+    return promoted
+
+
+@pytest.mark.parametrize("kind", ["due", "waiting", "dead", "kept"])
+def test_after_a_fail_over_what_is_not_known_to_be_confirmed_is_not_given_up(kind: str) -> None:
+    broker = FakeBroker()
+    if kind == "dead":
+        broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    broker.fill([b"0", b"1"], attributes=Attributes(sharding_key="k"))
+    group = Group(broker, fifo=kind == "waiting")
+    first = group.pop()
+    if kind == "waiting":
+        group.ack(first)
+    elif kind == "kept":
+        _retained(broker, 3)
+    broker = _promoted(broker)
+    group = Group(broker, fifo=kind == "waiting")
+    broker.clock.time_ms += HELD_MS
+    assert group.pop() == []
+    broker.advance(5_000)
+    assert (broker.store.popped.lost_count, broker.store.popped.dead_count) == (0, 0)
+    broker.store.positions.wait_for_replicas(False)
+    expected = {"due": [b"0", b"1"], "waiting": [b"1"], "dead": [], "kept": [b"0", b"1"]}
+    assert group.bodies() == expected[kind]
+    broker.advance(5_000)
+    assert broker.store.queue_range("%DLQ%group", 0) == ((0, 2) if kind == "dead" else (0, 0))
+
+
+@pytest.mark.parametrize("fields", [{}, {"start": PopStart.POP_START_END}], ids=["committed", "end"])
+def test_a_group_that_begins_right_after_a_fail_over_gets_nothing_from_before_where_it_begins(fields: dict[str, Any]) -> None:
+    broker = filled(5)
+    if not fields:
+        request = CommitOffsetsRequest(consumer_group="group")
+        request.offsets.add(topic="topic", queue_id=0, queue_offset=4)
+        broker.call(CONSUMER + "CommitOffsets", request).response()
+    broker = _promoted(broker)
+    call = Group(broker).begin(**fields)
+    broker.store.positions.wait_for_replicas(False)
+    broker.advance(1_000)
+    assert messages_of(call) == []
+    broker.fill([b"5"])
+    assert Group(broker).bodies(**fields) == ([b"4", b"5"] if not fields else [b"5"])
+
+
+def test_who_waits_after_a_fail_over_is_woken_by_what_turns_out_to_be_confirmed() -> None:
+    broker = _promoted(filled(2))
+    pop = Group(broker).begin(hold_ms=20_000)
+    pull = broker.call(PULL, PullRequest(consumer_group="other", topic="topic", queue_id=0, hold_ms=20_000))
+    assert (pop.answered, pull.answered) == (False, False)
+    broker.store.positions.wait_for_replicas(False)
+    broker.server.run()
+    assert (pop.answered, pull.answered) == (True, True)
+    assert [message.body for message in messages_of(pop)] == [b"0", b"1"]

@@ -854,3 +854,21 @@ def test_whatever_ends_it_what_was_answered_is_there_and_once(ends: str) -> None
         if ended:
             return
     raise AssertionError("the work never came to its end")
+
+
+def test_no_more_is_read_than_is_sent_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_backs, "SIZE_MAX_BYTES", 20_000)
+    monkeypatch.setattr(failed_messages, "TOGETHER_SIZE_MAX_BYTES", 20_000)
+    monkeypatch.setattr(failed_messages, "READ_SIZE_BYTES", 5_000)
+    world = RetryWorld()
+    for number in range(30):
+        world.send(b"%02d" % number + bytes(4_000))
+    messages: list[Record] = []
+    while len(messages) < 30:
+        messages += world.read(TOPIC, 0, len(messages))
+    read = mock.Mock(wraps=world.store.read)
+    monkeypatch.setattr(world.store, "read", read)
+    error = refusal(lambda: world.send_back(messages))
+    assert (error.reason, error.metadata["limit_bytes"]) == ("MESSAGE_TOO_LARGE", "20000")
+    assert read.call_count == 5
+    assert len(world.send_back(messages[:4]).results) == 4

@@ -272,6 +272,18 @@ def test_the_repeat_of_a_recall_waits_until_the_first_one_is_stored(world: World
     assert waited.call_args.args[1] == world.store.appended_position
 
 
+def test_a_recall_takes_back_nothing_of_a_topic_that_was_deleted_and_made_again(world: World) -> None:
+    old = world.send(b"old", delay_ms=10_000).recall_handle
+    world.store.delete_topic("topic")
+    world.store.topics.create(TopicConfig("topic", 1, 1))
+    new = world.send(b"new", delay_ms=10_000).recall_handle
+    for _ in range(2):
+        assert not world.recall(old), "it is dropped when it is due"
+        assert not world.recall_answer(old).recalled_before
+    assert world.recall(new)
+    assert world.deliver(10_001) == []
+
+
 def test_only_the_last_recalls_are_remembered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recalled, "RECALLED_COUNT_MAX", 3)
     handles = [world.send(b"%d" % at, delay_ms=10_000).recall_handle for at in range(4)]

@@ -133,3 +133,11 @@ def test_every_place_is_found_with_the_groups_that_consume_it() -> None:
     for wrong in ("", "7", "g" * 40):
         refusal = broker.refusal(TRACK, TrackMessageRequest(message_id=wrong))
         assert (refusal.reason, refusal.field_violations[0][0]) == ("INVALID_ARGUMENT", "message_id")
+
+
+def test_bodies_are_not_kept_while_other_places_are_looked_for() -> None:
+    broker = FakeBroker()
+    broker.fill([bytes(100_000)], producer_id=7, sequence=1)
+    (found,) = broker.store.find_everywhere((7, 0, 1), 9).records
+    assert len(found) < 1_000
+    assert Record.FromString(found).topic == "topic"

@@ -114,3 +114,21 @@ def test_a_row_has_what_its_broker_says(
     assert (row["min_offset"], row["committed_offset"], row["end_offset"], row["lag"]) == (10, committed, 30, lag)
     told = capsys.readouterr().err
     assert ("g has committed 35 in queue 3 of t at b, beyond its end 30" in told) == (committed == 35)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "a group has a name, this is ''"),
+        ("%DLQ%g", "%DLQ%g is a topic of a group: name the group, g"),
+        ("%RETRY%g", "%RETRY%g is a topic of a group: name the group, g"),
+        ("\u0433\u0440", "cannot be the name of a group: only A-Z"),
+    ],
+)
+def test_what_cannot_be_the_name_of_a_group_is_refused_before_all_else(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        groups.parse_group(text)
+
+
+def test_a_group_is_named() -> None:
+    assert groups.parse_group("orders_1-a") == "orders_1-a"

@@ -35,6 +35,14 @@ def test_a_topic_that_one_broker_has_closed_is_open() -> None:
     assert wanted_topics({"a": [drained], "new": []}, "new") == {"t": drained}
 
 
+def test_a_topic_of_a_broker_that_is_drained_is_as_it_was_before_that() -> None:
+    """Nobody else has it: else nobody would take its messages when that broker is gone."""
+    drained = replace(topic("t", 8, Permission.READ), closed_from=Permission.READ_WRITE)
+    write_only = replace(topic("u", 8, Permission.NONE), closed_from=Permission.WRITE)
+    wanted = wanted_topics({"a": [drained, write_only], "new": []}, "new")
+    assert wanted == {"t": topic("t"), "u": topic("u", 8, Permission.WRITE)}
+
+
 class FakeAdmin:
     """a has topic t and a group, c is new, and b does not answer: it has u, says the name server."""
 

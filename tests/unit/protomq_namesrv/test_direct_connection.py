@@ -79,3 +79,18 @@ def test_a_broker_hears_of_others_that_have_its_topics_until_it_is_closed() -> N
     assert connection.take_changed_topics() == []
     connection.close()
     assert len(table.on_changed_topics) == 1
+
+
+def test_a_refusal_has_the_time_of_the_wall_clock() -> None:
+    class WallClock(StillClock):
+        def now_ms(self) -> int:
+            return 1_700_000_000_000
+
+    table = RouteTable()
+    first = RegisterBrokerRequest(broker=Broker(cluster="c", broker_name="b", grpc_address="h:1", incarnation=1, store_id=1))
+    second = RegisterBrokerRequest(broker=Broker(cluster="c", broker_name="b", grpc_address="h:2", incarnation=1, store_id=2))
+    connection_to(table).register_broker(first)
+    with pytest.raises(ServiceError, match="NAME_TAKEN"):
+        DirectConnection(table, LivenessConfig(), LimitsConfig(), WallClock()).register_broker(second)
+    (refused,) = table.refusals.all(0)
+    assert refused.refused_time.ToMilliseconds() == 1_700_000_000_000

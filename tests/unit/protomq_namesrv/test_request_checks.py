@@ -8,6 +8,7 @@ import pytest
 
 from protomq.v1.route_service_pb2 import Broker, RegisterBrokerRequest
 from protomq.v1.topic_pb2 import DataVersion, Permission, Topic
+from protomq.wire.record import encode_varint
 from protomq_namesrv.request_checks import (
     VIOLATIONS_MAX,
     check_topic,
@@ -124,3 +125,19 @@ def test_page_size_has_a_default_and_a_maximum() -> None:
     for size in (-1, 10_001):
         with pytest.raises(ServiceError):
             page_size_of(size)
+
+
+@pytest.mark.parametrize("what", ["an address", "a field of a later version"])
+def test_what_a_broker_says_of_itself_is_short_for_each_route_repeats_it(what: str) -> None:
+    message = request()
+    if what == "an address":
+        message.broker.grpc_address = "h" * 1_000_000 + ":8081"
+    else:
+        later = b"\xaa\x3f" + encode_varint(1_000_000) + bytes(1_000_000)
+        message.broker.MergeFromString(later)
+    with pytest.raises(ServiceError) as error:
+        to_registration(message, 100)
+    assert [field for field, _ in error.value.field_violations] == ["broker"]
+    assert len(str(error.value)) < 1_000
+    message = request(grpc_address=f"{'h' * 253}:8081", remoting_address=f"{'h' * 253}:8082", ha_address=f"{'h' * 253}:8083")
+    assert to_registration(message, 100).broker.grpc_address == message.broker.grpc_address

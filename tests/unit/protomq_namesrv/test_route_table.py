@@ -261,6 +261,32 @@ def test_a_topic_that_no_slave_has_registered_yet_is_away_with_its_master() -> N
     assert (queues_of(table, "new"), table.snapshot.names_away("new")) == ({}, [])
 
 
+@pytest.mark.parametrize("of_slave", [{}, {"t": 1}])
+def test_what_a_master_had_is_missing_when_its_last_slave_goes_too(of_slave: dict[str, int]) -> None:
+    """The slave was started a moment before its master died, or could not follow it."""
+    table = RouteTable()
+    table.register(registration(topics={"t": 1, "new": 1}), 0)
+    table.register(registration(broker_id=1, topics=of_slave), 0)
+    table.unregister(A, 100, 1)
+    table.unregister(BrokerKey("a", 1), 100, 2)
+    assert names_missing(table) == names_missing(table, "t") == names_missing(table, "new") == ["a"]
+    assert table.snapshot.names_away("new") == ["a"]
+    table.forget("a")
+    assert (names_missing(table), table.snapshot.names_away("new")) == ([], [])
+
+
+def test_what_was_missing_is_away_while_an_empty_slave_has_the_name() -> None:
+    table = RouteTable()
+    table.register(registration(topics={"t": 1}), 0)
+    table.unregister(A, 100, 1)
+    table.register(registration(broker_id=1), 2)
+    assert (names_missing(table), table.snapshot.names_away("t")) == ([], ["a"])
+    table.unregister(BrokerKey("a", 1), 100, 3)
+    assert names_missing(table, "t") == ["a"]
+    table.register(registration(incarnation=200), 4)  # another one took its place
+    assert (names_missing(table), table.snapshot.names_away("t")) == ([], [])
+
+
 def test_of_too_many_missing_brokers_the_longest_gone_are_dropped() -> None:
     table = RouteTable(limits=LimitsConfig(broker_count_max=2))
     for number, name in enumerate(("c", "a", "b")):

@@ -437,7 +437,9 @@ class QueueLag(_message.Message):
     In a queue that the group pops: those that were never handed out, and those that are not acknowledged.
     """
     delay_ms: _builtins.int
-    """How long ago the first of them was stored, in milliseconds; 0 if there is none."""
+    """How long ago the first of them was stored in this queue, in milliseconds; 0 if there is none. It counts on when retention has deleted it, and
+    a copy is kept for the group.
+    """
     def __init__(
         self,
         *,

@@ -131,7 +131,7 @@ class ReplayDeadLettersRequest(_message.Message):
     begin_offset: _builtins.int
     """Where to begin: 0, then next_offset of the previous answer."""
     end_offset: _builtins.int
-    """Where to end, exclusive. 0: where the queue ends now."""
+    """Where to end, exclusive; not before begin_offset. 0: where the queue ends now."""
     again: _builtins.bool
     """Those that were replayed before, too. A call whose answer was lost replays twice then."""
     @_builtins.property

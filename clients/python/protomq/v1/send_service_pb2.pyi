@@ -175,7 +175,9 @@ class SendResponse(_message.Message):
     """
     @_builtins.property
     def transaction_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Of half messages: name each of them to TransactionService, in their order. Their queue offset is -1."""
+        """Of half messages: name each of them to TransactionService, in their order. Their queue offset is -1. They are opaque: checks and
+        ListTransactions may have another handle of the same transaction. To compare, take the message id.
+        """
 
     def __init__(
         self,

@@ -550,6 +550,7 @@ class PoppedQueue(_message.Message):
     RETRY_OFFSETS_FIELD_NUMBER: _builtins.int
     HAND_OUT_COUNT_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
+    MOVED_STORE_TIMES_MS_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     topic: _builtins.str
@@ -614,6 +615,12 @@ class PoppedQueue(_message.Message):
     def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___PopError]:
         """Why open messages failed, as their last holder said."""
 
+    @_builtins.property
+    def moved_store_times_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """When the messages of `moved_offsets` were stored in their queue, in the same order: milliseconds since 1970-01-01 UTC. Earlier versions
+        wrote none.
+        """
+
     def __init__(
         self,
         *,
@@ -635,10 +642,11 @@ class PoppedQueue(_message.Message):
         retry_offsets: _abc.Iterable[_builtins.int] | None = ...,
         hand_out_count: _builtins.int = ...,
         errors: _abc.Iterable[Global___PopError] | None = ...,
+        moved_store_times_ms: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_runs", b"acked_runs", "changes", b"changes", "consumer_group", b"consumer_group", "dead_runs", b"dead_runs", "errors", b"errors", "grouped_offsets", b"grouped_offsets", "hand_out_count", b"hand_out_count", "hand_outs", b"hand_outs", "lost_runs", b"lost_runs", "moved_offsets", b"moved_offsets", "next_offset", b"next_offset", "queue_id", b"queue_id", "retry_offsets", b"retry_offsets", "sharding_hashes", b"sharding_hashes", "topic", b"topic", "topic_incarnation", b"topic_incarnation", "waiting_runs", b"waiting_runs", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_runs", b"acked_runs", "changes", b"changes", "consumer_group", b"consumer_group", "dead_runs", b"dead_runs", "errors", b"errors", "grouped_offsets", b"grouped_offsets", "hand_out_count", b"hand_out_count", "hand_outs", b"hand_outs", "lost_runs", b"lost_runs", "moved_offsets", b"moved_offsets", "moved_store_times_ms", b"moved_store_times_ms", "next_offset", b"next_offset", "queue_id", b"queue_id", "retry_offsets", b"retry_offsets", "sharding_hashes", b"sharding_hashes", "topic", b"topic", "topic_incarnation", b"topic_incarnation", "waiting_runs", b"waiting_runs", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

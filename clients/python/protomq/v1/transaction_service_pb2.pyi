@@ -212,7 +212,7 @@ class TransactionCheck(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     CHECK_COUNT_FIELD_NUMBER: _builtins.int
     transaction_handle: _builtins.str
-    """Names it to EndTransaction."""
+    """Names it to EndTransaction. It may differ from the one of the answer to the send: to compare, take the message id."""
     check_count: _builtins.int
     """How often it was asked, this time included."""
     @_builtins.property
@@ -321,7 +321,7 @@ class OpenTransaction(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
     transaction_handle: _builtins.str
-    """Names it to EndTransaction."""
+    """Names it to EndTransaction. It may differ from the one of the answer to the send: to compare, take the message id."""
     topic: _builtins.str
     """Where its message goes."""
     queue_id: _builtins.int

@@ -47,6 +47,8 @@ def decode_handle(text: str) -> RecallHandle:
         broker_name = octets[_HEAD.size :].decode()
     except (binascii.Error, struct.error, UnicodeError, ValueError):
         raise ValueError(_NO_HANDLE) from None
-    if version != _VERSION:
+    handle = RecallHandle(broker_name, position, due_time_ms, (producer_id, epoch, sequence))
+    # Of one that was cut, bits may be left over.
+    if version != _VERSION or encode_handle(handle) != text.rstrip("="):
         raise ValueError(_NO_HANDLE)
-    return RecallHandle(broker_name, position, due_time_ms, (producer_id, epoch, sequence))
+    return handle

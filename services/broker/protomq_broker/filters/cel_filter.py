@@ -70,6 +70,8 @@ class CelFilter:
                 expression,
                 LENGTH_MAX,
             )
+        if not expression.strip():
+            raise FilterError("the expression is empty", expression, len(expression))
         try:
             expression.encode()
             self._compiled = environment.compile(expression)

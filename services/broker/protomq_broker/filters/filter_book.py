@@ -2,7 +2,8 @@
 
 `find` costs a lane a look into a dictionary. What is not there is compiled (`prepare`): an SQL92 expression of the largest size takes 50
 ms,
-for which no lane waits. What is wrong with a filter is kept like a filter: nobody compiles it twice.
+for which no lane waits. What is wrong with a filter is kept like a filter: nobody compiles it twice. A disk that could not read a module is
+asked again by the next pull.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class FilterBook:
         self._lock = threading.Lock()
         self._made: OrderedDict[FilterKey, Filter | Refused] = OrderedDict()
         self._waiting: dict[FilterKey, list[Callable[[Filter | Refused], None]]] = {}
+        self._changed: set[FilterKey] = set()
+        """Those of `_waiting` that were forgotten since their compilation began."""
         self._executor = ThreadPoolExecutor(1, "filters")
 
     def find(self, key: FilterKey) -> Filter | Refused | None:
@@ -97,21 +100,32 @@ class FilterBook:
         """What stands behind the key has changed."""
         with self._lock:
             self._made.pop(key, None)
+            if key in self._waiting:
+                self._changed.add(key)
 
     def close(self) -> None:
         """Ends the thread. Nobody waits for what has not begun."""
         self._executor.shutdown(cancel_futures=True)
 
     def _make(self, key: FilterKey) -> None:
-        made: Filter | Refused
-        try:
-            made = self._compile(key)
-        except Exception as error:  # Any other than these two is a defect, of which who waits is told, too.
-            made = Refused(error)
-        with self._lock:
-            self._made[key] = made
-            while len(self._made) > KEPT_MAX:
-                self._made.popitem(last=False)
-            waiting = self._waiting.pop(key)
+        while True:
+            with self._lock:
+                self._changed.discard(key)
+            made = self._compiled(key)
+            with self._lock:
+                if key in self._changed:
+                    continue  # It may be of what stood behind the key before.
+                if not (isinstance(made, Refused) and isinstance(made.error, OSError)):
+                    self._made[key] = made
+                while len(self._made) > KEPT_MAX:
+                    self._made.popitem(last=False)
+                waiting = self._waiting.pop(key)
+                break
         for done in waiting:
             done(made)
+
+    def _compiled(self, key: FilterKey) -> Filter | Refused:
+        try:
+            return self._compile(key)
+        except Exception as error:  # Any other than these two is a defect, of which who waits is told, too.
+            return Refused(error)

@@ -138,6 +138,8 @@ def parse(text: str) -> Node:
             text,
             LENGTH_MAX,
         )
+    if not text.strip():
+        raise FilterError("the expression is empty", text, len(text))
     try:
         part: _Part = _parser().parse(text)  # type: ignore[assignment] # the transformer makes it so
     except _WrongError as error:

@@ -69,11 +69,12 @@ class WasmFilter:
                 raise FilterError(f"the module does not export {name}({wanted}) -> i32")
 
     def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> Matches:
-        """As of Filter; raises FilterError if the module fails."""
+        """As of Filter. Raises FilterError if the module fails at the first record; it stops before a later one at which it fails."""
         wasmtime = self._wasmtime
         store = wasmtime.Store(self._engine)
         store.set_limits(memory_size=MEMORY_MAX_BYTES, memories=1, instances=1, tables=8, table_elements=65_536)
         found: list[int] = []
+        examined = 0
         size_max = int(sizes.max())
         try:
             store.set_fuel(FUEL_PER_RECORD)
@@ -89,11 +90,14 @@ class WasmFilter:
                 store.set_fuel(FUEL_PER_RECORD)
                 if matches(store, at, len(record)):
                     found.append(index)
+                examined += 1
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
+            if examined:  # Who asks again begins with the record at which it fails.
+                return Matches(found, examined)
             raise FilterError(f"the module failed: {_first_line(error)}") from None
         finally:
             store.close()
-        return Matches(found, len(starts))
+        return Matches(found, examined)
 
 
 @lru_cache(1)

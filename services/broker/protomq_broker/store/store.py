@@ -37,7 +37,7 @@ from functools import partial
 from pathlib import Path
 
 from protomq.wire.record import SEAL_SIZE_BYTES
-from protomq.wire.topics import QUEUES_DEFAULT
+from protomq.wire.topics import POP_TOPIC, QUEUES_DEFAULT, TOPICS_TOPIC
 
 from .appending import Appender
 from .config import StoreConfig
@@ -194,6 +194,7 @@ class Store:
         self._wire_log(recovery, epoch, follows=follows, waits_for_replicas=waits_for_replicas)
         self._wire_reading(recovery)
         self._wire_states(recovery)
+        self.positions.expect([(queue.topic, queue.queue_id) for queue in self._queues.all()])
         self._wire_leading(follows=follows)
         self._wire_writing()
         self._wire_upkeep(recovery)
@@ -338,6 +339,7 @@ class Store:
         self._replay_states(recovery.log)
         transaction_state.end_replay()
         self.timer.begin_counting()
+        self.popped.begin_counting()
 
     def _wire_leading(self, *, follows: bool) -> None:
         """Connects what takes another leader's log, and what compares the two."""
@@ -677,8 +679,16 @@ class Store:
 
         The deletion happens between two appends: a send that found the topic is appended before it, and is deleted too. The writer thread.
         `later` has a function called on another thread, or here: it looks at all offsets. Raises what `append` raises.
+
+        What members hold of popped messages may stand in the topic alone, if it has the retries of their group. That goes with it: offsets
+        there mean other messages in the next topic of this name.
         """
-        if self.topics.delete(topic):
+        lost = self.popped.lost_with(topic)
+
+        def append(body: bytes) -> int:
+            return self.append_moved((), [(POP_TOPIC, [lost]), (TOPICS_TOPIC, [body])])
+
+        if self.topics.delete(topic, append if lost else None):
             later(partial(self._forget_deleted, topic))
 
     def _forget_deleted(self, topic: str) -> None:

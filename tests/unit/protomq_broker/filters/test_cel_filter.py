@@ -43,6 +43,8 @@ def test_what_an_expression_lets_through(expression, found):
     ("expression", "line", "column", "said"),
     [
         ("TAGS ==", 1, 8, "Syntax error"),
+        ("", 1, 1, "the expression is empty$"),
+        (" \n", 2, 1, "the expression is empty$"),
         ("true &&\n  nope == 1", 2, 3, "undeclared reference to 'nope'"),
         ("TAGS == 1", 1, 6, "no matching overload"),
         ("TAGS", 1, 1, "a filter is true or false"),

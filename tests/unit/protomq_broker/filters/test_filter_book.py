@@ -88,3 +88,48 @@ def test_both_numbers_are_bounded(monkeypatch):
     assert not book.prepare(FilterKey("sql", "e"), lambda made: None)
     compiler.go.set()
     book.close()
+
+
+def test_what_is_replaced_while_it_is_compiled_is_compiled_again():
+    texts, began, go = ["old"], threading.Event(), threading.Event()
+
+    def compile_(key):
+        text = texts[0]
+        began.set()
+        assert go.wait(30)
+        return text
+
+    book = FilterBook(compile_)
+    done, found = threading.Event(), []
+
+    def take(made):
+        found.append(made)
+        done.set()
+
+    key = FilterKey("module", "m")
+    assert book.prepare(key, take)
+    assert began.wait(30)
+    texts[0] = "new"
+    book.forget(key)
+    go.set()
+    assert done.wait(30)
+    assert found == ["new"]
+    assert kept(book, "m", "module") == "new"
+    book.close()
+
+
+def test_a_disk_that_cannot_read_is_asked_again():
+    failures = [OSError(5, "the disk cannot read it")]
+
+    def compile_(key):
+        if failures:
+            raise failures.pop()
+        return "module"
+
+    book = FilterBook(compile_)
+    made = prepared(book, "m")
+    assert isinstance(made, Refused)
+    assert isinstance(made.error, OSError)
+    assert kept(book, "m") is None
+    assert prepared(book, "m") == "module"
+    book.close()

@@ -63,7 +63,8 @@ def test_an_expression_is_read_as_rocketmq_reads_it(text, node):
 @pytest.mark.parametrize(
     ("text", "line", "column", "said"),
     [
-        ("", 1, 1, "the expression ends; expected: "),
+        ("", 1, 1, "the expression is empty$"),
+        (" \n", 2, 1, "the expression is empty$"),
         ("a = ", 1, 5, "the expression ends; expected: "),
         ("a == 5", 1, 4, "no ==: equal is ="),
         ("a = 1 AND\n  b > > 3", 2, 7, "'>' was not expected"),

@@ -68,6 +68,15 @@ def test_a_module_that_fails_is_an_error_and_no_answer(module_of, said):
         made.matching(*RUN)
 
 
+def test_a_module_that_fails_of_one_record_has_examined_those_before_it():
+    fails_of_b = f"local.get 0 i32.load8_u offset=2 i32.const 98 i32.eq if unreachable end {BODY_IS_LONG}"
+    data, starts, sizes = RUN
+    made = WasmFilter(module(matches=fails_of_b))
+    assert made.matching(data, starts, sizes) == ([1], 2)
+    with pytest.raises(FilterError, match="unreachable"):
+        made.matching(data, starts[2:], sizes[2:])
+
+
 def test_a_module_may_do_some_300_000_instructions_for_each_record_and_no_more():
     """A turn of the loop is five."""
     assert WasmFilter(that_loops(55_000)).matching(*RUN).indexes == [0, 1, 2, 3]

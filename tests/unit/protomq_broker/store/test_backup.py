@@ -768,6 +768,44 @@ def test_a_restore_that_is_killed_anywhere_is_run_again(powerless: bool) -> None
     assert contents(open_at(disk, "/r")) == contents(store)
 
 
+def restore_killed_at_its_end(disk: SimDisk, cut: Cut) -> SimDisk:
+    disk.plan = lambda operation: Fault.CRASH if operation.path == f"/r/{EPOCHS_NAME}.tmp" else None
+    with pytest.raises(SimulatedCrash):
+        restore("/b", "/r", cut, disk=disk)
+    return disk.killed()
+
+
+def test_a_restore_that_is_run_again_to_an_earlier_time_takes_nothing_that_is_later() -> None:
+    clock = ManualClock()
+    store = open_store(SimDisk(), clock=clock)
+    times = []
+    for _ in range(MANY):
+        clock.time_ms += 1_000
+        fill(store, 1)
+        times.append((store.positions.tail.store_time_ms, store.appended_position))
+    store.flush()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    (earlier_ms, earlier_end), (later_ms, later_end) = times[5], times[30]
+    disk = restore_killed_at_its_end(disk, Cut(time_ms=later_ms))
+    with pytest.raises(WrongFolderError, match="restore with another end"):
+        restore("/b", "/r", Cut(time_ms=earlier_ms), disk=disk)
+    assert restore("/b", "/r", Cut(time_ms=later_ms), disk=disk).manifest.end.position == later_end
+    assert restore("/b", "/other", Cut(time_ms=earlier_ms), disk=disk).manifest.end.position == earlier_end
+
+
+def test_a_restore_of_one_log_does_not_go_on_as_that_of_another_one_with_the_same_end() -> None:
+    kept = SimDisk()
+    for root, body in (("/b", b"a"), ("/b2", b"b")):
+        store = open_store(SimDisk())
+        store.append([make_request([body * 40])])
+        store.flush()
+        back_up(OpenStore(store), root, disk=kept)
+    disk = restore_killed_at_its_end(kept, Cut())
+    with pytest.raises(WrongFolderError, match="another backup"):
+        restore("/b2", "/r", disk=disk)
+
+
 @pytest.mark.parametrize("front", [0, SEGMENT])
 @pytest.mark.parametrize(
     "what", ["first", "first two", "middle", "last", "all", "cut short", "zeros", "manifest empty", "manifest flipped", "manifest gone"]

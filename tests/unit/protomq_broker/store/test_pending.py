@@ -412,3 +412,71 @@ def test_files_that_nobody_needs_go() -> None:
         timer.checkpoint()
         assert [path.rpartition("/")[2] for path in timer.disk.files(FOLDER)] == ["pending.bin"]
         assert timer.disk.open_descriptors == 0
+
+
+def _with_unreadable(disk: SimDisk, count: int) -> PendingTimers:
+    """`count` messages have the due times 1, 2, …, at positions from 101 on. Those that are due at 20 or before cannot be read."""
+    timers = PendingTimers(disk, FOLDER, SMALL)
+    timers.load()
+    rows = [(number, 100 + number) for number in range(1, count + 1)]
+    timers.note(*columns(rows), np.full(count, 10), 1_000)
+    while len(due := timers.due(20, 4)):
+        timers.set_aside(due)
+    return timers
+
+
+@pytest.mark.usefixtures("blocks")
+def test_many_that_cannot_be_read_come_again_after_a_start_and_hold_up_no_others() -> None:
+    disk = SimDisk()
+    timers = _with_unreadable(disk, 40)
+    timers.flush()
+    files = disk.files(FOLDER)
+    for now_ms in (20, 20, 40):
+        timers.flush()
+        assert timers.due(now_ms, 100)["due_ms"].tolist() == [*range(21, now_ms + 1)]
+    assert len(disk.files(FOLDER)) <= len(files), "a look writes no files"
+    assert [timers.at_due(due_ms, 9)["position"].tolist() for due_ms in (3, 19, 22)] == [[103], [119], [122]]
+    assert [row for rows in timers.below(106) for row in rows["position"].tolist()] == [101, 102, 103, 104, 105]
+    timers.freeze()
+    timers.checkpoint(1_000)
+    again = PendingTimers(disk, FOLDER, SMALL)
+    again.load()
+    assert (again.damage, again.count) == ("", 40)
+    assert again.due(40, 100)["due_ms"].tolist() == [*range(1, 41)]
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_cannot_be_read_may_be_carried_forward(restarts: bool) -> None:
+    disk = SimDisk()
+    timers = _with_unreadable(disk, 40)
+    carried = [(due_ms, 100 + due_ms) for due_ms in (2, 19, 25)]
+    timers.note_removed(*columns(carried), 1_001, np.full(3, 10))
+    timers.flush()
+    if restarts:
+        timers.freeze()
+        timers.checkpoint(1_001)
+        timers = PendingTimers(disk, FOLDER, SMALL)
+        timers.load()
+    left = [due_ms for due_ms in range(1, 41) if due_ms not in (2, 19, 25)]
+    assert [row for rows in timers.below(1_000) for row in rows["due_ms"].tolist()] == left
+    assert timers.due(40, 100)["due_ms"].tolist() == [due_ms for due_ms in left if restarts or due_ms > 20]
+
+
+@pytest.mark.usefixtures("blocks")
+def test_what_cannot_be_read_costs_those_that_leave_later_nothing() -> None:
+    timers = _with_unreadable(SimDisk(), 40)
+    aside = timers._aside
+    assert timers.due(40, 100)["due_ms"].tolist() == [*range(21, 41)]
+    timers.note_removed(*columns([(due_ms, 100 + due_ms) for due_ms in range(21, 31)]), 1_001, np.full(10, 10))
+    timers.flush()
+    assert timers._aside is aside, "it may be of millions of rows"
+    assert timers.due(40, 100)["due_ms"].tolist() == [*range(31, 41)]
+
+
+def test_a_removal_of_what_is_not_here_is_taken_in() -> None:
+    timers = _with_unreadable(SimDisk(), 40)
+    timers.rows_from = 200
+    timers.note_removed(*columns([(3, 103)]), 1_001, np.full(1, 10))
+    timers.flush()
+    assert timers.due(40, 100)["due_ms"].tolist() == [*range(21, 41)]

@@ -390,6 +390,8 @@ def test_repair_that_is_interrupted_can_be_run_again() -> None:
     filled_store(disk).close()
     for position in (500, 9000):
         flip(disk, position)
+    write_json_file(disk, f"/s/{TAIL_NAME}", {"may_be_lost": False})
+    damaged = disk.files("/s/commitlog")
     plain = disk.killed()
     repair("/s", "/keep", disk=plain)
     expected = plain.files("/s/commitlog")
@@ -408,7 +410,11 @@ def test_repair_that_is_interrupted_can_be_run_again() -> None:
         except SimulatedCrash:
             pass
         after = attempt.crash(rng)
+        if after.files("/s/commitlog") != damaged:
+            assert not after.exists(f"/s/{TAIL_NAME}"), "it lacks something, and a broker may be started now"
         repair("/s", "/keep", disk=after)
+        assert not after.exists(f"/s/{TAIL_NAME}")
+        assert after.content("/s/checkpoint") == plain.content("/s/checkpoint"), "the next start reads the log from its start"
         assert after.files("/s/commitlog").keys() == expected.keys()
         assert [found.kind for found in verify("/s", disk=after)] == [FindingKind.REPAIRED] * 2
     assert number > 10

@@ -15,10 +15,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from protomq.v1.state_pb2 import PoppedQueue, PopRecord
+from protomq.wire.record import STORE_TIME_MS_AT
 from protomq.wire.runs import runs_of
 from protomq.wire.topics import POP_TOPIC, retry_topic
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.move import ReadRecords, move_records
+from protomq_broker.store.log.record_arrays import U64, windows
 from protomq_broker.store.queues.consume_queue import ConsumeQueue
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.state.pop import PopState
@@ -91,12 +93,14 @@ class PopCarrier:
         data, starts, is_sound = self._read_records(positions, sizes)
         is_sound &= sizes > 0
         copies: list[AppendRequest] = []
+        kept: dict[int, int] = {}
         if is_sound.any():
             topic = retry_topic(known.key.group)
             copies.append(AppendRequest(move_records(data, starts[is_sound], sizes[is_sound], topic), 0))
-        offsets = [place.offset for place in places]
-        kept = [offset for offset, sound in zip(offsets, is_sound.tolist(), strict=True) if sound]
-        lost = sorted(set(offsets) - set(kept))
+            sound = [place.offset for place, holds in zip(places, is_sound.tolist(), strict=True) if holds]
+            times_ms = windows(data, U64)[starts[is_sound] + sizes[is_sound] + STORE_TIME_MS_AT]
+            kept = dict(zip(sound, times_ms.tolist(), strict=True))
+        lost = sorted({place.offset for place in places} - kept.keys())
         if lost:
             log.error(
                 "%d messages of queue %d of %s that %s has popped are damaged, and are lost with their segment",
@@ -105,10 +109,10 @@ class PopCarrier:
         self._on_writer(partial(self._append, known, copies, kept, lost))
 
     def _append(
-        self, known: OpenMessages, copies: Sequence[AppendRequest], kept: Sequence[int], lost: Sequence[int]
+        self, known: OpenMessages, copies: Sequence[AppendRequest], kept: dict[int, int], lost: Sequence[int]
     ) -> None:
         """Appends the copies on the writer thread. If one of the messages was settled meanwhile, or the queue was reset, appends nothing;
-        the caller prepares them again.
+        the caller prepares them again. `kept`: offsets, and the store times of what is copied.
         """
         group, topic, queue_id = known.key
         if self._present(known) is not known or any(offset not in known.open for offset in (*kept, *lost)):
@@ -123,6 +127,8 @@ class PopCarrier:
             lost_runs=runs_of(lost),
             moved_offsets=kept,
             retry_offsets=range(first, first + len(kept)),
+            # Of a copy that is copied again: the time of the message itself.
+            moved_store_times_ms=[known.stored_ms.get(offset, time_ms) for offset, time_ms in kept.items()],
         )
         record = PopRecord(time_ms=self._popped.time_ms, queues=[told])
         self._append_moved(copies, [(POP_TOPIC, [record.SerializeToString()])])

@@ -56,7 +56,7 @@ class Places(NamedTuple):
     """Where a message stands, whatever the topic.
 
     Attributes:
-        records: without tag and length, the oldest first.
+        records: without tag and length, and without their bodies, the oldest first.
         damaged_count: places in damaged parts of the log, where the message stands or may stand.
     """
 
@@ -167,8 +167,9 @@ class MessageLookUps:
             if data is None:
                 if position >= 0 and not self._reader.is_repaired(position):
                     damaged_count += 1
-            elif _identity_of(Record.FromString(data)) == identity:
-                given[position] = data
+            elif _identity_of(record := Record.FromString(data)) == identity:
+                record.ClearField("body")  # Of hundreds of places they may have a gigabyte.
+                given[position] = record.SerializeToString()
             if len(given) >= count_max:
                 break
         return Places([given[position] for position in sorted(given)], damaged_count)

@@ -107,6 +107,13 @@ class Positions:
         """Whether nothing is confirmed before replicas have it."""
         return self._waits_for_replicas
 
+    def expect(self, keys: Sequence[QueueKey]) -> None:
+        """A start has found more than may be read yet. Who waits for messages of these queues is woken when all of it may be read. Call it
+        before the first append.
+        """
+        if self.readable < self.tail.position:
+            self._arrivals.append((self.tail.position, keys))
+
     def waits_for_disk(self, position: int) -> bool:
         """Whether the log up to `position` is to be synced before it is confirmed, and is not yet."""
         return position > self.flushed and (self._waits_for_flush or not self._waits_for_replicas)

@@ -25,8 +25,8 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from protomq.v1.state_pb2 import PoppedQueue, PopRecord
-from protomq.wire.runs import count_in
-from protomq.wire.topics import POP_TOPIC
+from protomq.wire.runs import count_in, runs_of
+from protomq.wire.topics import POP_TOPIC, retry_topic
 from protomq_broker.store.files.disk import Disk
 
 from .acknowledged import Acknowledged, Remembered
@@ -128,6 +128,10 @@ class PopState:
         self._queue_counts[name] = max(self._queue_counts.get(name, 0), key.queue_id + 1)
         return known
 
+    def begin_counting(self) -> None:
+        """A start has read everything: what comes now happens."""
+        self.handed_out_count = self.acked_count = self.dead_count = self.lost_count = 0
+
     def carry(self, cut: int) -> Sequence[Carrier]:
         """See `StateMachine`."""
         slices: list[list[QueueOfGroup]] = []
@@ -190,6 +194,24 @@ class PopState:
             self._add(known)
 
     # Questions.
+
+    def lost_with(self, topic: str) -> bytes:
+        """The body of a record that gives up messages. This topic is that of a group's retries, and has all that is left of them.
+
+        b"": there are none. The writer.
+        """
+        record = PopRecord(time_ms=self.time_ms)
+        with self.lock:
+            for key, known in self._queues.items():
+                if known.moved and retry_topic(key.group) == topic:
+                    record.queues.add(
+                        consumer_group=key.group,
+                        topic=key.topic,
+                        topic_incarnation=known.incarnation,
+                        queue_id=key.queue_id,
+                        lost_runs=runs_of(sorted(known.moved)),
+                    )
+        return record.SerializeToString() if record.queues else b""
 
     def find(self, key: QueueOfGroup, incarnation: int) -> OpenMessages | None:
         """The queue as the group pops it; None if it never has, in this incarnation of the topic. Under the lock."""
@@ -270,5 +292,6 @@ def _check(record: PopRecord) -> None:
             odd & 1
             or len(told.grouped_offsets) != len(told.sharding_hashes)
             or len(told.moved_offsets) != len(told.retry_offsets)
+            or len(told.moved_store_times_ms) not in {0, len(told.moved_offsets)}
         ):
             raise ValueError("columns of different lengths")

@@ -91,6 +91,7 @@ class OpenMessages:
         acknowledged: which hand-outs have acknowledged messages, of late.
         open: the open messages, and who holds them.
         moved: of open messages whose segment is gone: where the copy stands in the group's retry topic.
+        stored_ms: of the same: when the message was stored in this queue. Unknown of those that an earlier version copied.
         errors: of open messages that failed: what a holder said of it last.
         since: position of the first record that is needed for knowing all this.
         until: what records before this position say is in it.
@@ -98,7 +99,7 @@ class OpenMessages:
 
     __slots__ = (
         "_due", "_entry_count", "_groups", "_hashes", "_ready", "acknowledged", "errors", "hand_out_count", "incarnation", "key",
-        "moved", "next_offset", "open", "since", "until",
+        "moved", "next_offset", "open", "since", "stored_ms", "until",
     )  # fmt: skip
 
     def __init__(self, key: QueueOfGroup, incarnation: int, since: int, acknowledged: Acknowledged) -> None:
@@ -114,6 +115,7 @@ class OpenMessages:
         self.hand_out_count = 0
         self.open: dict[int, Holding] = {}
         self.moved: dict[int, int] = {}
+        self.stored_ms: dict[int, int] = {}
         self.errors: dict[int, str] = {}
         self._hashes: dict[int, int] = {}
         self._groups: dict[int, deque[int]] = {}  # in the order of the queue; ends with open ones
@@ -157,6 +159,9 @@ class OpenMessages:
             for offset, retry_offset in zip(told.moved_offsets, told.retry_offsets, strict=True):
                 if offset in self.open:
                     self.moved[offset] = retry_offset
+            for offset, stored_ms in zip(told.moved_offsets, told.moved_store_times_ms, strict=False):  # or there are none
+                if offset in self.open and stored_ms:
+                    self.stored_ms[offset] = stored_ms
         for failed in told.errors:
             self._fail(failed.error, failed.runs)
 
@@ -184,6 +189,7 @@ class OpenMessages:
                     acknowledged.add(holding.number, holding.time_ms, offset, 1)
                 if moved:
                     moved.pop(offset, None)
+                    self.stored_ms.pop(offset, None)
                 if errors:
                     errors.pop(offset, None)
                 if hashes and offset in hashes:
@@ -403,6 +409,7 @@ class OpenMessages:
             )
         told.moved_offsets.extend(self.moved)
         told.retry_offsets.extend(self.moved.values())
+        told.moved_store_times_ms.extend(self.stored_ms.get(offset, 0) for offset in self.moved)
         for error, same in groupby(self.errors.items(), key=itemgetter(1)):  # in the order in which they were said
             told.errors.append(PopError(error=error, runs=runs_of(offset for offset, _ in same)))
         return told

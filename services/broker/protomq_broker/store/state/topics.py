@@ -282,11 +282,13 @@ class TopicTable:
             self._change(self._record(changed))
         return wanted
 
-    def delete(self, name: str) -> bool:
-        """Removes a topic, and with it what the log has of it; whether there was one. Raises what `StateAppend` raises."""
+    def delete(self, name: str, append: StateAppend | None = None) -> bool:
+        """Removes a topic, and with it what the log has of it; whether there was one. `append`: appends the record with what goes with it.
+        Raises what `StateAppend` raises.
+        """
         if name not in self._by_name:
             return False
-        self._change(self._record((), [name]))
+        self._change(self._record((), [name]), append)
         return True
 
     def add(self, topics: Iterable[TopicConfig]) -> int:
@@ -396,9 +398,10 @@ class TopicTable:
 
     # Parts.
 
-    def _change(self, body: bytes) -> None:
-        assert self.append is not None
-        self.append(body)
+    def _change(self, body: bytes, append: StateAppend | None = None) -> None:
+        append = append or self.append
+        assert append is not None
+        append(body)
         self.on_change()
 
     def _record(self, topics: Iterable[TopicConfig], deleted: Iterable[str] = ()) -> bytes:

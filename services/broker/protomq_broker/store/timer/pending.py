@@ -2,6 +2,7 @@
 
     noted     what the writer has noted and nobody has looked at      arrays as they came
     fresh     rows that came lately, of any due time                    memory, unordered, few
+    aside     rows that are due, and whose record cannot be read        memory, in order; pending, but `due` gives them no more
     near      the rows that fall due next                               memory, in order
     ------------------------------------------------------------------- horizon: a key; all rows up to it are in memory
     far       rows behind the horizon that came lately                  memory, unordered
@@ -109,6 +110,7 @@ class PendingTimers:
         self._fresh_due_ms = LAST_KEY.due_ms  # the least of them
         self._near = NO_ROWS
         self._near_start = 0
+        self._aside = NO_ROWS
         self._far: list[NDArray[Any]] = []
         self._far_count = 0
         self._horizon = _NO_HORIZON
@@ -248,7 +250,7 @@ class PendingTimers:
                 ]
             others = [
                 part[(part["due_ms"] == np.uint64(due_ms)) & (part["position"] >= np.uint64(from_position))]
-                for part in (*self._fresh, _rows_at(self._near[self._near_start :], due_ms), *self._far)
+                for part in (*self._fresh, _rows_at(self._near[self._near_start :], due_ms), self._aside, *self._far)
             ]
             for rows in merged(cursors, merge_rows(others, keep_removals=True), keep_removals=False):
                 part = rows[: int(np.searchsorted(rows["due_ms"], np.uint64(due_ms), "right"))]
@@ -262,7 +264,12 @@ class PendingTimers:
         """Rows that `due` gave and that cannot be read now: `due` gives them no more, until the next start."""
         with self._lock:
             near = self._near[self._near_start :]
-            near["kind"][np.isin(near["position"], rows["position"])] = ASIDE
+            chosen = np.isin(near["position"], rows["position"]) & (near["kind"] == MESSAGE)
+            aside = near[chosen]
+            near["kind"][chosen] = REMOVED  # here; so many may not be readable that they would fill it
+            self._skip_removed()
+            aside["kind"] = ASIDE
+            self._aside = merge_rows([self._aside, aside], keep_removals=False)
 
     def below(self, position: int) -> Iterator[NDArray[Any]]:
         """The rows of records before `position`, a few at a time, as of now. Raises TimerDamagedError, OSError."""
@@ -271,7 +278,7 @@ class PendingTimers:
             self._take_notes()
             self._settle()
             cursors = [Cursor(cursor.run, cursor.index) for cursor in self._cursors]
-            others = merge_rows([self._near_rows(), *self._far], keep_removals=True)
+            others = merge_rows([self._aside, self._near_rows(), *self._far], keep_removals=True)
         with self._noting_damage():
             for rows in merged(cursors, others, keep_removals=False):
                 found = rows[rows["position"] < np.uint64(position)]
@@ -327,7 +334,7 @@ class PendingTimers:
                 self._horizon,
                 self._next_number,
                 [(cursor.run.number, cursor.index) for cursor in self._cursors],
-                [_taken_back(self._near_rows()), *self._fresh, *self._far],
+                [_taken_back(self._aside), self._near_rows(), *self._fresh, *self._far],
             )
             return max(entries_up_to, removals_up_to)
 
@@ -426,6 +433,15 @@ class PendingTimers:
             self._settle()
 
     def _remove(self, removals: NDArray[Any]) -> None:
+        if not len(removals):
+            return
+        aside, due_ms = self._aside["due_ms"], removals["due_ms"]
+        start, end = np.searchsorted(aside, due_ms.min(), "left"), np.searchsorted(aside, due_ms.max(), "right")
+        if start < end:  # There may be millions of them: only those of these due times are compared.
+            is_aside = np.isin(removals["position"], self._aside["position"][start:end])
+            left = self._aside[start:end][np.isin(self._aside["position"][start:end], removals["position"], invert=True)]
+            self._aside = np.concatenate((self._aside[:start], left, self._aside[end:]))
+            removals = removals[~is_aside]
         front = self._near[self._near_start : self._near_start + len(removals)]
         if len(front) == len(removals) and np.array_equal(front["position"], removals["position"]):
             front["kind"] = REMOVED  # what was due went, in its order
@@ -434,6 +450,10 @@ class PendingTimers:
             within = through(removals, self._horizon)
             mark_removed(self._near[self._near_start :], sort_rows(removals[within]))
             self._add_far(removals[~within])
+        self._skip_removed()
+
+    def _skip_removed(self) -> None:
+        """`near` begins with a row that is pending."""
         is_live = self._near["kind"][self._near_start :] != REMOVED
         self._near_start += int(np.argmax(is_live)) if is_live.any() else len(is_live)
 
@@ -485,6 +505,7 @@ class PendingTimers:
         rows, far, self._horizon = take_through(self._cursors, far, keep_removals=False)
         self._loaded = max(self._loaded, self._horizon)
         self._far, self._far_count = ([far] if len(far) else []), len(far)
+        rows["kind"][rows["kind"] == ASIDE] = MESSAGE  # Earlier versions wrote some of them into files.
         given_up = self._near_start
         self._set_near(np.concatenate((self._near[given_up:], rows)))
         for cursor in [cursor for cursor in self._cursors if cursor.index >= cursor.run.count]:

@@ -262,9 +262,7 @@ def restore(
     begun = read_manifest(root, disk=disk)
     if begun is None and not _is_free(disk, root):
         raise WrongFolderError(f"{root} is not empty: restore into a folder that is")
-    if begun is not None and (
-        not begun.is_restore or begun.end.position > min(cut.position, kept.end.position)
-    ):
+    if begun is not None and (not begun.is_restore or _has_more(begun, kept, cut)):
         raise WrongFolderError(
             f"{root} is another backup, or a restore with another end: restore into an empty folder"
         )
@@ -307,6 +305,13 @@ def restore(
         return copy.report()
     finally:
         lock.release()
+
+
+def _has_more(begun: Manifest, kept: Manifest, cut: Cut) -> bool:
+    """Whether a restore that was interrupted has come further than this one is to come, or to the same end of another log."""
+    position, end_position = begun.end.position, kept.end.position
+    is_further = position > min(cut.position, end_position) or begun.end_time_ms > cut.time_ms
+    return is_further or (position == end_position and begun.end != kept.end)
 
 
 def read_manifest(root: Path | str, *, disk: Disk | None = None) -> Manifest | None:

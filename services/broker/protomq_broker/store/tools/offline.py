@@ -91,14 +91,19 @@ class OfflineStore:
         )
 
 
+def check_is_store(root: Path | str, disk: Disk | None = None) -> None:
+    """Raises StoreSettingsError for a folder that is no store."""
+    if not is_store(disk or Disk(), str(root).rstrip("/")):
+        raise StoreSettingsError(f"{root}: this is not a store: it has no config/store.json of protomq")
+
+
 def open_offline(
     root: Path | str, disk: Disk | None = None, *, writable: bool = False
 ) -> OfflineStore:
     """Raises StoreSettingsError if this is no store."""
     disk = disk or Disk()
     root = str(root).rstrip("/")
-    if not is_store(disk, root):
-        raise StoreSettingsError(f"{root}: this is not a store: it has no config/store.json of protomq")
+    check_is_store(root, disk)
     try:
         settings = read_json_file(disk, f"{root}/config/store.json")
     except SideFileDamagedError as error:

@@ -141,21 +141,23 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
                 position, chain = damage.end_position, chain.behind(damage)
         found = _with_heads(store, found)
         found = [each for each in found if not is_filled(disk, store.folder, each[0], each[1].crc32c)]
-        done = _forget_below(store, start.position)
-        _keep_ends(store, [damage for damage, _ in found], ends.found)
-        for damage, before in found:
-            done.append(_take_out(store, damage, before, str(keep_dir)))
-        if has_bytes_behind(disk, store.folder, position):
-            done.append(_cut_tail(store, position, str(keep_dir)))
-        # It may point into what was filled: the next start reads the log from the start.
+        is_torn = has_bytes_behind(disk, store.folder, position)
+        # Before the log lacks anything: killed in between, it may be started, or repaired again, which finds less to do.
+        if found or is_torn or _gone_below(store, start.position):
+            # What it lacks then it may have acknowledged: where the master is elected, it leaves the in-sync set first.
+            remove_file(disk, f"{store.root}/{TAIL_NAME}")
+        # It may point into what is filled: the next start reads the log from the start.
         if found and checkpoint is not None:
             first = replace(
                 checkpoint, replay_position=start.position, replay_crc32c=start.crc32c or 0
             )
             write_checkpoint(disk, f"{store.root}/checkpoint", first)
-        if done:
-            # What it lacks now it may have acknowledged: where the master is elected, it leaves the in-sync set first.
-            remove_file(disk, f"{store.root}/{TAIL_NAME}")
+        done = _forget_below(store, start.position)
+        _keep_ends(store, [damage for damage, _ in found], ends.found)
+        for damage, before in found:
+            done.append(_take_out(store, damage, before, str(keep_dir)))
+        if is_torn:
+            done.append(_cut_tail(store, position, str(keep_dir)))
         return done
     finally:
         lock.release()
@@ -219,9 +221,13 @@ def _take_out(
     )
 
 
+def _gone_below(store: OfflineStore, first_position: int) -> list[DamagedRange]:
+    return [damage for damage in store.damaged if damage.end_position <= first_position]
+
+
 def _forget_below(store: OfflineStore, first_position: int) -> list[Repair]:
     """Takes ranges before the log's first segment off the list: there is nothing left of them that could be filled."""
-    gone = [damage for damage in store.damaged if damage.end_position <= first_position]
+    gone = _gone_below(store, first_position)
     if gone:
         store.damaged = [damage for damage in store.damaged if damage not in gone]
         write_quarantine(store.disk, store.quarantine_path, store.damaged)
