@@ -8,9 +8,6 @@ The log is walked from the checkpoint (or from its first segment) to the first a
     same page cache as before, and an append behind P that holds,   corruption too: the process wrote P before it wrote that
     or an entry of a consume queue for a record behind P
     a segment at or behind P begins with the head of another one    corruption too: files have changed places
-    P cannot be read, and an append behind it holds                 corruption too
-    P or something behind it cannot be read, and no append behind   the start ends: this may pass, and nobody cuts a good end
-    P holds
 
 Before the checkpoint the log is walked too, for a bit (`check_before`): the chain must come to the CRC that the checkpoint has.
 
@@ -26,9 +23,7 @@ Interrupted at any point and run again, recovery decides the same and leaves the
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -39,13 +34,11 @@ from protomq.wire.log_walk import EMPTY, SEAL_HEAD, Seal, WalkedBlock, decode_se
 from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.files.disk import (
-    PAGE_SIZE_BYTES,
     UNREADABLE_ERRNOS,
     Disk,
     path_named,
     read_around,
     read_fully,
-    read_readable,
     write_fully,
 )
 from protomq_broker.store.files.side_files import (
@@ -58,7 +51,7 @@ from .checkpoint import Checkpoint
 from .crc_forge import crc32c_before
 from .epochs import Epochs
 from .positions import LogTail
-from .seals import UNREADABLE, LogWalker, Skip
+from .seals import LogWalker, Skip
 from .segment import SegmentFile, SegmentFolder
 
 log = logging.getLogger(__name__)
@@ -176,8 +169,7 @@ def recover_log(
     `written_position`: up to where the log was certainly written, synced or not, and must be there; 0 if the page cache is another
     one. `before_cut` is called before a torn tail is cut: once it is, nothing tells it from a log that ended there.
 
-    Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed. Raises OSError if the end of
-    the log cannot be read: then nothing is cut.
+    Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed.
     """
     damaged = [
         found
@@ -194,9 +186,7 @@ def recover_log(
         if damage.start_position <= position < damage.end_position:
             position, chain_crc32c = damage.end_position, damage.previous_crc32c
     while True:
-        walker = LogWalker(
-            disk, folder, position, chain_crc32c, skips=skips_of(damaged), unreadable_is_damage=True
-        )
+        walker = LogWalker(disk, folder, position, chain_crc32c, skips=skips_of(damaged))
         for block in walker:
             on_block(block)
             synced = max(synced, epochs.synced_by(block.seals))
@@ -204,14 +194,12 @@ def recover_log(
             store_time_ms = max(store_time_ms, walker.last_seal.store_time_ms)
             epoch = max(epoch, walker.last_seal.epoch)
         position, chain_crc32c = walker.position, walker.crc32c
-        found = _resync_or_end(disk, folder, position)
-        if found is None and walker.problem == UNREADABLE:
-            raise _end_unreadable(folder.path_at(position), errno.EIO)
+        found = find_resync(disk, folder, position)
         synced_behind = synced
         if position >= synced and found is not None:
             synced_behind = max_synced_behind(disk, folder, found, skips_of(damaged), epochs)
         written = max(written_position, folder.lost_front_end)
-        is_proved = (same_cache and found is not None) or position < written or walker.problem == UNREADABLE
+        is_proved = (same_cache and found is not None) or position < written
         misplaced = find_misplaced(folder, position)
         if position >= max(synced, synced_behind) and not is_proved and misplaced is None:
             break
@@ -274,7 +262,6 @@ def check_before(
             at.crc32c,
             skips=skips_of(damaged),
             end_position=end.position,
-            unreadable_is_damage=True,
         )
         for block in walker:
             on_block(block)
@@ -286,7 +273,7 @@ def check_before(
                 break
             problem = "the log has other appends here than the checkpoint knows"
         position = at.position if walker.position == end.position else walker.position
-        found = _resync_or_end(disk, folder, min(walker.position, end.position - 1))
+        found = find_resync(disk, folder, min(walker.position, end.position - 1))
         if found is None or found.position >= end.position:
             found = resync_at(disk, folder, end, found)
         damage = DamagedRange(position, found.position, found.crc32c, problem)
@@ -312,13 +299,11 @@ def resync_at(
 ) -> Resync:
     """Where the log goes on behind damage that reaches the checkpoint: there, if it holds or ends there; else behind it (`found`)."""
     assert checkpoint.crc32c is not None
-    probe = LogWalker(disk, folder, checkpoint.position, checkpoint.crc32c, unreadable_is_damage=True)
+    probe = LogWalker(disk, folder, checkpoint.position, checkpoint.crc32c)
     if next(iter(probe), None) is not None or probe.ended_cleanly:
         return Resync(checkpoint.position, checkpoint.crc32c)
     if found is not None:
         return found
-    if probe.problem == UNREADABLE:
-        raise _end_unreadable(folder.path_at(checkpoint.position), errno.EIO)
     return Resync(first_free_base(disk, folder, checkpoint.position + 1), checkpoint.crc32c)
 
 
@@ -328,7 +313,7 @@ def find_misplaced(folder: SegmentFolder, position: int) -> int | None:
     No write that was torn leaves that behind: files have changed places, or were copied from elsewhere.
     """
     for segment in folder.overlapping(position, 1 << 63):
-        head = decode_seal(segment.read_if_readable(0, SEAL_SIZE_BYTES), 0)
+        head = decode_seal(segment.read(0, SEAL_SIZE_BYTES), 0)
         if (
             head is not None
             and head.is_head
@@ -339,10 +324,8 @@ def find_misplaced(folder: SegmentFolder, position: int) -> int | None:
     return None
 
 
-def rewrite_unsynced(
-    disk: Disk, folder: SegmentFolder, start: int, end: int, damaged: Sequence[DamagedRange] = ()
-) -> None:
-    """Writes [start, end) once more with the bytes it has, and syncs it. What cannot be read stays as it is in `damaged`, else: OSError.
+def rewrite_unsynced(disk: Disk, folder: SegmentFolder, start: int, end: int) -> None:
+    """Writes [start, end) once more with the bytes it has, and syncs it.
 
     After a failed fsync the kernel marks pages clean that are not on disk, so another fsync alone would report success for nothing. A
     start cannot know whether one had failed. The process may have been killed, or the disk may have refused every mark that it left.
@@ -352,19 +335,11 @@ def rewrite_unsynced(
         stop = min(end, segment.end_position)
         while at < stop:
             offset = at - segment.base_position
-            size_bytes = min(SEARCH_BLOCK_SIZE_BYTES, stop - at)
-            with path_named(segment.path):
-                data, is_stuck = read_readable(disk, segment.fd, size_bytes, offset)
-            if not data and not is_stuck:
+            data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, stop - at), offset)
+            if not data:
                 break
-            if data:
-                write_fully(disk, segment.fd, data, offset)
+            write_fully(disk, segment.fd, data, offset)
             at += len(data)
-            if is_stuck:
-                behind = min(stop, at + PAGE_SIZE_BYTES - (offset + len(data)) % PAGE_SIZE_BYTES)
-                if not any(each.start_position <= at and behind <= each.end_position for each in damaged):
-                    raise OSError(errno.EIO, os.strerror(errno.EIO), segment.path)
-                at = behind
         disk.fsync(segment.fd)
 
 
@@ -395,27 +370,6 @@ def find_resync(
     return None
 
 
-def _resync_or_end(disk: Disk, folder: SegmentFolder, position: int) -> Resync | None:
-    """As `find_resync`, which skips what cannot be read only if it finds something. Else raises OSError: there may be a good end."""
-    try:
-        return find_resync(disk, folder, position)
-    except OSError as error:
-        if error.errno not in UNREADABLE_ERRNOS:
-            raise
-        found = find_resync(disk, folder, position, unreadable_is_damage=True)
-        if found is None:
-            raise _end_unreadable(error.filename, error.errno) from error
-        return found
-
-
-def _end_unreadable(path: str, number: int) -> OSError:
-    reason = (
-        f"{os.strerror(number)}: the end of the log cannot be read, and nothing is cut for that, since it may pass. If it does not, copy"
-        " the store to another disk, with zeros where nothing can be read, and start there"
-    )
-    return OSError(number, reason, path)
-
-
 def max_synced_behind(
     disk: Disk,
     folder: SegmentFolder,
@@ -426,13 +380,10 @@ def max_synced_behind(
     """The largest synced position that a seal of this store's from `start` on knows of, skipping further damage."""
     synced = 0
     while start is not None:
-        # What cannot be read tells nothing. Nothing is cut then: `_written_behind` reads it all.
-        walker = LogWalker(
-            disk, folder, start.position, start.crc32c, skips=skips, unreadable_is_damage=True
-        )
+        walker = LogWalker(disk, folder, start.position, start.crc32c, skips=skips)
         for block in walker:
             synced = max(synced, epochs.synced_by(block.seals))
-        start = find_resync(disk, folder, walker.position, unreadable_is_damage=True)
+        start = find_resync(disk, folder, walker.position)
     return synced
 
 
@@ -509,7 +460,7 @@ def is_repaired(disk: Disk, folder: SegmentFolder, damage: DamagedRange) -> bool
     if segment is None:
         return False
     offset = damage.start_position - segment.base_position
-    before = segment.read_if_readable(offset - CRC_SIZE_BYTES, CRC_SIZE_BYTES) if offset else None
+    before = _read_or_nothing(segment, offset - CRC_SIZE_BYTES, CRC_SIZE_BYTES) if offset else None
     if before == b"":
         return False
     return is_filled(disk, folder, damage, None if before is None else int.from_bytes(before, "little"))
@@ -594,12 +545,7 @@ def _written_behind(disk: Disk, folder: SegmentFolder, position: int) -> Iterato
         first = max(position - segment.base_position, 0)
         for start, end in disk.written_ranges(segment.fd, first, segment.size_bytes):
             for at in range(start, end, SEARCH_BLOCK_SIZE_BYTES):
-                try:
-                    data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, end - at), at)
-                except OSError as error:
-                    if error.errno not in UNREADABLE_ERRNOS:
-                        raise
-                    raise _end_unreadable(segment.path, error.errno) from error
+                data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, end - at), at)
                 if data != _ZEROS[: len(data)]:
                     yield segment.base_position + at + len(data.rstrip(b"\x00"))
 
@@ -633,8 +579,18 @@ def seal_at_end(segment: SegmentFile | None) -> Seal | None:
     """The seal that ends where the segment ends, None if there is none, or the disk cannot read it."""
     if segment is None:
         return None
-    seal = decode_seal(segment.read_if_readable(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
+    seal = decode_seal(_read_or_nothing(segment, segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
     return seal if seal is not None and seal.end_position == segment.end_position else None
+
+
+def _read_or_nothing(segment: SegmentFile, segment_offset: int, size_bytes: int) -> bytes:
+    """As `SegmentFile.read`; nothing where the disk cannot read: as of damage, nobody believes anything of it."""
+    try:
+        return segment.read(segment_offset, size_bytes)
+    except OSError as error:
+        if error.errno not in UNREADABLE_ERRNOS:
+            raise
+        return b""
 
 
 def explain_problem(problem: str) -> str:

@@ -191,7 +191,7 @@ def _rewrite_unsynced(files: StartFiles, recovered: RecoveredLog) -> None:
             "%d bytes from position %d on are rewritten and synced: they may not have been synced before",
             end - recovered.synced_position, recovered.synced_position,
         )  # fmt: skip
-        rewrite_unsynced(files.disk, files.folder, recovered.synced_position, end, recovered.damaged)
+        rewrite_unsynced(files.disk, files.folder, recovered.synced_position, end)
         recovered.synced_position = end
 
 
