@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -29,7 +30,7 @@ def path_of(base: int) -> str:
     return f"/s/commitlog/{base:020d}"
 
 
-def filled_store(disk: SimDisk, clock: ManualClock, *, reopened: bool = True) -> Store:
+def filled_store(disk: SimDisk, clock: ManualClock, *, reopened: bool = True, sync_flush: bool = False) -> Store:
     """A store of several segments."""
     store = open_store(disk, clock=clock, segment=SEGMENT)
     for index in range(COUNT):
@@ -38,7 +39,7 @@ def filled_store(disk: SimDisk, clock: ManualClock, *, reopened: bool = True) ->
         store.flush()
         return store
     store.close()
-    return open_store(disk, clock=clock, segment=SEGMENT)
+    return open_store(disk, clock=clock, segment=SEGMENT, sync_flush=sync_flush)
 
 
 def whole_log(disk: SimDisk, store: Store) -> bytes:
@@ -215,32 +216,39 @@ def test_a_segment_that_does_not_take_the_healed_bytes_gets_a_new_file(
         assert open_store(after, clock=clock, segment=SEGMENT).damaged_ranges == []
 
 
-def test_a_sync_that_fails_just_before_the_segment_is_flushed_ends_the_log() -> None:
-    """It may have told of appends. The flush right behind it hears nothing of that: nobody is told twice."""
+def test_a_healing_whose_sync_fails_ends_all_flushes_of_what_is_not_flushed() -> None:
+    """It may have told of appends. A flush right behind it hears nothing of that: it waits, and reports no success."""
     disk, clock = SimDisk(), ManualClock()
-    store = filled_store(disk, clock)
+    store = filled_store(disk, clock, sync_flush=True)
     base = store.appended_position // SEGMENT * SEGMENT
     while store.appended_position < base + SEGMENT:
         store.append([make_request([b"not flushed " * 20])])
-    log = whole_log(disk, store)
+    log, flushed = whole_log(disk, store), store.flushed_position
     disk.spoil_part(path_of(base), 0, PAGE)
     damage = store._checked.damage_from(base, UNREADABLE)
     store._quarantine.ranges = [damage]
-    assert store.positions.flushed < base + SEGMENT
+    assert flushed < base + SEGMENT
+    beside = threading.Thread(target=store.flush)
 
-    def flush_behind(operation: Operation) -> Fault | None:
+    def flush_beside(operation: Operation) -> Fault | None:
         if operation.name != "fsync" or operation.path != path_of(base):
             return None
         disk.plan = None
         disk._names[path_of(base)].dirty.clear()  # what the sync that fails has lost
-        store.flush()
-        assert store.positions.flushed >= base + SEGMENT
+        beside.start()
+        beside.join(0.1)
         return Fault.SYNC_LOST
 
-    disk.plan = flush_behind
+    told: list[int] = []
+    store.positions.on_flushed.append(told.append)
+    disk.plan = flush_beside
     with pytest.raises(OSError, match="Input/output error"):
         store.heal_log(damage, log[damage.start_position : damage.end_position])
+    beside.join()
     assert "an fsync of" in store.log_failure
+    store.flush()
+    assert store.flushed_position == store.readable_position == flushed
+    assert told == [flushed], "who waits for the disk gets an error"
 
 
 def test_the_segment_that_is_written_is_never_copied() -> None:
@@ -287,3 +295,119 @@ def test_a_copy_that_ends_at_any_io_is_the_old_file_or_the_new_one(powerless: bo
             found.heal_log(damage, log[damage.start_position : damage.end_position])
         assert log_of(after, 0, len(log), SEGMENT) == log
     assert number > 5
+
+
+def killed_store(clock: ManualClock) -> tuple[SimDisk, Store]:
+    """A store that is killed next: a start walks its log from the first segment on."""
+    disk = SimDisk()
+    return disk, filled_store(disk, clock, reopened=False)
+
+
+def bodies(store: Store) -> list[list[tuple[int, bytes]]]:
+    return [read_all(store, queue_id=queue_id) for queue_id in (0, 1)]
+
+
+def ends_and_changes_nothing(disk: SimDisk, clock: ManualClock, base: int, corruption: str) -> None:
+    """Opens what cannot be read. All of the log and of the quarantine stays."""
+    before = disk.files("/s/commitlog"), disk.files("/s/config").get("/s/config/quarantine.json")
+    with pytest.raises(OSError, match=path_of(base)):
+        open_store(disk, clock=clock, segment=SEGMENT, corruption=corruption)
+    assert (disk.files("/s/commitlog"), disk.files("/s/config").get("/s/config/quarantine.json")) == before
+
+
+@pytest.mark.parametrize("corruption", ["refuse", "quarantine"])
+@pytest.mark.parametrize("same_cache", [True, False])
+@pytest.mark.parametrize("pages", [(0, 1), (3, 5), (15, 16), (0, 16)])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_start_that_cannot_read_the_log_ends_and_cuts_nothing(
+    corruption: str, same_cache: bool, pages: tuple[int, int], is_last: bool
+) -> None:
+    clock = ManualClock()
+    disk, store = killed_store(clock)
+    expected = bodies(store)
+    base = store.appended_position // SEGMENT * SEGMENT if is_last else SEGMENT
+    disk = disk.killed() if same_cache else disk.crash(random.Random(1))
+    disk.spoil_part(path_of(base), pages[0] * PAGE, pages[1] * PAGE)
+    ends_and_changes_nothing(disk, clock, base, corruption)
+    disk = disk.killed()
+    disk.mend(path_of(base))
+    again = open_store(disk, clock=clock, segment=SEGMENT, corruption=corruption)
+    assert again.damaged_ranges == []
+    assert bodies(again) == expected
+
+
+def test_a_start_that_reads_again_what_failed_once_is_as_any_other() -> None:
+    clock = ManualClock()
+    disk, store = killed_store(clock)
+    expected = bodies(store)
+    for base in range(0, store.appended_position, SEGMENT):
+        image = disk.killed()
+        image.fail_reads(path_of(base), 2)
+        again = open_store(image, clock=clock, segment=SEGMENT)
+        assert again.damaged_ranges == []
+        assert bodies(again) == expected
+
+
+@pytest.mark.parametrize("corruption", ["refuse", "quarantine"])
+@pytest.mark.parametrize("same_cache", [True, False])
+def test_a_start_that_walks_over_a_known_range_must_read_it(corruption: str, same_cache: bool) -> None:
+    """What a queue lacks stands there: its offsets must not be given again."""
+    clock = ManualClock()
+    disk, store = killed_store(clock)
+    expected = bodies(store)
+    disk.spoil_part(path_of(SEGMENT), 5 * PAGE, 6 * PAGE)
+    clock.time_ms += 1000
+    pull(store, clock)
+    assert store.damaged_ranges
+    disk = disk.killed() if same_cache else disk.crash(random.Random(1))
+    ends_and_changes_nothing(disk, clock, SEGMENT, corruption)
+    disk = disk.killed()
+    disk.mend(path_of(SEGMENT))
+    again = open_store(disk, clock=clock, segment=SEGMENT, corruption=corruption)
+    assert again.damaged_ranges == []
+    assert bodies(again) == expected
+
+
+def test_no_range_leaves_quarantine_at_a_start_that_cannot_read_another() -> None:
+    """What is rebuilt then would lack it."""
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    expected = bodies(store)
+    for base in (0, SEGMENT):
+        disk.spoil_part(path_of(base), 5 * PAGE, 6 * PAGE)
+    scrub(store, clock)
+    known = store.damaged_ranges
+    assert len(known) == 2
+    store.close()
+    disk = disk.killed()
+    disk.mend(path_of(0))
+    again = open_store(disk, clock=clock, segment=SEGMENT)
+    assert again.damaged_ranges == known
+    lost = [end for _, end in scanned(again)]
+    for queue_id in (0, 1):
+        assert lost[queue_id]
+        assert again.queue_range("topic", queue_id) == (0, COUNT // 2)
+    again.close()
+    disk = disk.killed()
+    disk.mend(path_of(SEGMENT))
+    again = open_store(disk, clock=clock, segment=SEGMENT)
+    assert again.damaged_ranges == []
+    assert bodies(again) == expected
+
+
+def test_a_seal_that_cannot_be_read_is_never_taken_for_none() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    end = store.appended_position
+    base = end // SEGMENT * SEGMENT
+    store.close()
+    last = disk.killed()
+    last.spoil_part(path_of(base), (end - base) // PAGE * PAGE, (end - base) // PAGE * PAGE + PAGE)
+    with pytest.raises(OSError, match=path_of(base)):  # else it would say that it has lost its end
+        open_store(last, clock=clock, segment=SEGMENT, corruption="quarantine")
+    disk = disk.killed()
+    again = open_store(disk, clock=clock, segment=SEGMENT)
+    _ = again.has_dated_head
+    disk.spoil_part(path_of(0), 0, PAGE)
+    with pytest.raises(OSError, match=path_of(0)):
+        _ = again.has_dated_head

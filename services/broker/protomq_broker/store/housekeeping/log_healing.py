@@ -32,6 +32,7 @@ from protomq_broker.store.errors import HealingRefusedError
 from protomq_broker.store.files.disk import UNREADABLE_ERRNOS, Disk, write_fully
 from protomq_broker.store.log.checked_log import PIECE_SIZE_BYTES, CheckedLog
 from protomq_broker.store.log.commit_log import CommitLog
+from protomq_broker.store.log.flusher import LogFlusher
 from protomq_broker.store.log.recovery import (
     CRC_SIZE_BYTES,
     DamagedRange,
@@ -97,6 +98,7 @@ class LogHealer:
         self,
         disk: Disk,
         commit_log: CommitLog,
+        flusher: LogFlusher,
         quarantine: Quarantine,
         checked: CheckedLog,
         log_start: Callable[[], StartPoint],
@@ -105,6 +107,7 @@ class LogHealer:
         self.healed_count = 0
         self._disk = disk
         self._log = commit_log
+        self._flusher = flusher
         self._folder = commit_log.folder
         self._quarantine = quarantine
         self._checked = checked
@@ -146,6 +149,7 @@ class LogHealer:
                 damage.start_position,
                 self._quarantine.ranges,
                 self._log_start().crc32c,
+                unreadable_is_damage=True,
             )
             blocks = prove_healing(data, damage, before, self._folder.segment_size_bytes)
             was_filled = is_filled(self._disk, self._folder, damage, before)
@@ -192,19 +196,13 @@ class LogHealer:
             # Retention has deleted the segment.
             return
         data = memoryview(block.data)[: block.size_bytes]
-        # Asked before: a flush that comes next after a failed fsync of the same file hears nothing of it.
-        was_flushed, is_written = self._log.is_flushed(segment), False
         try:
             if segment.stored_size_bytes() < segment.size_bytes:
                 self._disk.allocate(segment.fd, segment.size_bytes)
             write_fully(self._disk, segment.fd, data, block.base_position - segment.base_position)
-            is_written = True
-            self._disk.fsync(segment.fd)
+            self._flusher.sync_healed(segment)
         except OSError as error:
-            # What was flushed is synced: such an fsync reports nothing but these bytes.
-            if is_written and not was_flushed:
-                self._log.fail(f"an fsync of {segment.path} failed: {error}")  # it may report appends: nobody is told twice
-            if error.errno not in UNREADABLE_ERRNOS or not was_flushed:
+            if error.errno not in UNREADABLE_ERRNOS or not self._log.is_flushed(segment):
                 raise
             self._write_copy(segment, data, block.base_position, error)
 
@@ -235,7 +233,14 @@ def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
     """
     path = f"{root}/config/quarantine.json"
     damaged = read_quarantine(disk, path)
-    kept = [damage for damage in damaged if not _holds_again(disk, folder, damage, damaged)]
+    try:
+        kept = [damage for damage in damaged if not _holds_again(disk, folder, damage, damaged)]
+    except OSError as error:
+        if error.errno not in UNREADABLE_ERRNOS:
+            raise
+        # What is rebuilt would lack it, and the offsets in it could be given again.
+        log.warning("nothing leaves quarantine at this start, since a part of the log cannot be read: %s", error)
+        return
     if len(kept) == len(damaged):
         return
     for damage in damaged:
@@ -255,9 +260,7 @@ def _holds_again(
     crc = crc_before(folder, damage.start_position, damaged, None)
     if crc is None and damage.start_position % folder.segment_size_bytes:
         return False
-    walker = LogWalker(
-        disk, folder, damage.start_position, crc, end_position=damage.end_position, unreadable_is_damage=True
-    )
+    walker = LogWalker(disk, folder, damage.start_position, crc, end_position=damage.end_position)
     for _ in walker:
         pass
     return (walker.position, walker.crc32c) == (
@@ -267,9 +270,17 @@ def _holds_again(
 
 
 def crc_before(
-    folder: SegmentFolder, position: int, damaged: Sequence[DamagedRange], first_crc: int | None
+    folder: SegmentFolder,
+    position: int,
+    damaged: Sequence[DamagedRange],
+    first_crc: int | None,
+    *,
+    unreadable_is_damage: bool = False,
 ) -> int | None:
-    """Returns the CRC of the chain of seals at a position; None if it is unknown. `first_crc`: the CRC at the first segment."""
+    """Returns the CRC of the chain of seals at a position; None if it is unknown. `first_crc`: the CRC at the first segment.
+
+    `unreadable_is_damage`: a seal at the end of a segment that the disk cannot read tells nothing, else it raises OSError.
+    """
     for other in damaged:
         if other.end_position == position:
             return other.previous_crc32c
@@ -280,7 +291,7 @@ def crc_before(
         return (
             first_crc
             if position == folder.first_position
-            else chain_at_end(folder.at(position - 1))
+            else chain_at_end(folder.at(position - 1), unreadable_is_damage=unreadable_is_damage)
         )
     segment = folder.at(position)
     if segment is None:

@@ -420,4 +420,4 @@ class CheckedLog:
         )
         if before is not None and file is not None:
             self._doubt_lost(before, file, base - READ_BEHIND_BYTES, base)
-        return chain_at_end(file)
+        return chain_at_end(file, unreadable_is_damage=True)

@@ -34,7 +34,6 @@ from protomq.wire.log_walk import EMPTY, SEAL_HEAD, Seal, WalkedBlock, decode_se
 from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.files.disk import (
-    UNREADABLE_ERRNOS,
     Disk,
     path_named,
     read_around,
@@ -169,7 +168,8 @@ def recover_log(
     `written_position`: up to where the log was certainly written, synced or not, and must be there; 0 if the page cache is another
     one. `before_cut` is called before a torn tail is cut: once it is, nothing tells it from a log that ended there.
 
-    Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed.
+    Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed. Raises OSError if the disk
+    cannot read what is walked: nothing is cut for that, nor put into quarantine. Nobody would know which offsets were given there.
     """
     damaged = [
         found
@@ -335,7 +335,8 @@ def rewrite_unsynced(disk: Disk, folder: SegmentFolder, start: int, end: int) ->
         stop = min(end, segment.end_position)
         while at < stop:
             offset = at - segment.base_position
-            data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, stop - at), offset)
+            with path_named(segment.path):
+                data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, stop - at), offset)
             if not data:
                 break
             write_fully(disk, segment.fd, data, offset)
@@ -460,7 +461,7 @@ def is_repaired(disk: Disk, folder: SegmentFolder, damage: DamagedRange) -> bool
     if segment is None:
         return False
     offset = damage.start_position - segment.base_position
-    before = _read_or_nothing(segment, offset - CRC_SIZE_BYTES, CRC_SIZE_BYTES) if offset else None
+    before = segment.read_if_readable(offset - CRC_SIZE_BYTES, CRC_SIZE_BYTES) if offset else None
     if before == b"":
         return False
     return is_filled(disk, folder, damage, None if before is None else int.from_bytes(before, "little"))
@@ -545,7 +546,8 @@ def _written_behind(disk: Disk, folder: SegmentFolder, position: int) -> Iterato
         first = max(position - segment.base_position, 0)
         for start, end in disk.written_ranges(segment.fd, first, segment.size_bytes):
             for at in range(start, end, SEARCH_BLOCK_SIZE_BYTES):
-                data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, end - at), at)
+                with path_named(segment.path):
+                    data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, end - at), at)
                 if data != _ZEROS[: len(data)]:
                     yield segment.base_position + at + len(data.rstrip(b"\x00"))
 
@@ -569,28 +571,22 @@ def _cut_torn_tail(folder: SegmentFolder, position: int, problem: str, size_byte
     folder.clear_from(position)
 
 
-def chain_at_end(segment: SegmentFile | None) -> int | None:
-    """CRC of the seal that ends where the segment ends, None if there is none."""
-    seal = seal_at_end(segment)
+def chain_at_end(segment: SegmentFile | None, *, unreadable_is_damage: bool = False) -> int | None:
+    """The CRC that the chain of seals has where the segment ends, None if that is unknown. As `seal_at_end`."""
+    seal = seal_at_end(segment, unreadable_is_damage=unreadable_is_damage)
     return seal.crc32c if seal is not None else None
 
 
-def seal_at_end(segment: SegmentFile | None) -> Seal | None:
-    """The seal that ends where the segment ends, None if there is none, or the disk cannot read it."""
+def seal_at_end(segment: SegmentFile | None, *, unreadable_is_damage: bool = False) -> Seal | None:
+    """The seal that ends where the segment ends, None if there is none.
+
+    `unreadable_is_damage`: what the disk cannot read is no seal, else it raises OSError.
+    """
     if segment is None:
         return None
-    seal = decode_seal(_read_or_nothing(segment, segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
+    read = segment.read_if_readable if unreadable_is_damage else segment.read
+    seal = decode_seal(read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
     return seal if seal is not None and seal.end_position == segment.end_position else None
-
-
-def _read_or_nothing(segment: SegmentFile, segment_offset: int, size_bytes: int) -> bytes:
-    """As `SegmentFile.read`; nothing where the disk cannot read: as of damage, nobody believes anything of it."""
-    try:
-        return segment.read(segment_offset, size_bytes)
-    except OSError as error:
-        if error.errno not in UNREADABLE_ERRNOS:
-            raise
-        return b""
 
 
 def explain_problem(problem: str) -> str:

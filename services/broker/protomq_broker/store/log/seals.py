@@ -72,13 +72,19 @@ def chain_holds(
     return crc == previous_crc32c
 
 
-def seal_before(folder: SegmentFolder, position: int) -> Seal | None:
-    """The seal that stands right before a position; None if there is none, or the disk cannot read it. Its CRC is not checked."""
+def seal_before(
+    folder: SegmentFolder, position: int, *, unreadable_is_damage: bool = False
+) -> Seal | None:
+    """The seal that stands right before a position; None if there is none. Its CRC is not checked.
+
+    `unreadable_is_damage`: what the disk cannot read is no seal, else it raises OSError. It may be a good one.
+    """
     segment = folder.at(position - 1) if position else None
     at = position - SEAL_SIZE_BYTES - segment.base_position if segment is not None else -1
     if segment is None or at < 0:
         return None
-    seal = decode_seal(segment.read_if_readable(at, SEAL_SIZE_BYTES), 0)
+    read = segment.read_if_readable if unreadable_is_damage else segment.read
+    seal = decode_seal(read(at, SEAL_SIZE_BYTES), 0)
     return seal if seal is not None and seal.end_position == position else None
 
 
