@@ -78,11 +78,14 @@ class LogFlusher:
 
         The kernel reports an error once. A flush that came in between would hear nothing of what this one has lost.
         """
+        if self._log.is_flushed(segment):
+            # It reports nothing but the healed bytes. No flush waits until a bad sector is given up.
+            self._disk.fsync(segment.fd)
+            return
         with self._lock:
             try:
                 self._disk.fsync(segment.fd)
             except OSError as error:
-                # Of a segment that is flushed it reports nothing but the healed bytes.
                 if not self._log.is_flushed(segment):
                     self._log.fail_sync(f"an fsync of {segment.path} failed: {error}")
                     self._note_failed()
