@@ -267,6 +267,26 @@ def test_the_segment_that_is_written_is_never_copied() -> None:
     store.append([make_request([b"goes on"])])
 
 
+def test_a_segment_is_not_copied_before_its_damage_is_noted() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    log = whole_log(disk, store)
+    disk.spoil_part(path_of(SEGMENT), 3 * PAGE, 4 * PAGE, is_stuck=True)
+    disk.spoil_part(path_of(SEGMENT), 9 * PAGE, 10 * PAGE)
+    disk.plan = lambda operation: Fault.ENOSPC if "/config/" in operation.path else None
+    scrub(store, clock)
+    disk.plan = None
+    held, (first, second) = store._folder.files[SEGMENT], store.unhealed_ranges
+    with pytest.raises(OSError, match="not copied before quarantine is noted"):
+        store.heal_log(first, log[first.start_position : first.end_position])
+    assert store._folder.files[SEGMENT] is held
+    store._quarantine.save_again()
+    for damage in (first, second):
+        store.heal_log(damage, log[damage.start_position : damage.end_position])
+    assert store.damaged_ranges == []
+    assert whole_log(disk, store) == log
+
+
 @pytest.mark.parametrize("powerless", [True, False])
 def test_a_copy_that_ends_at_any_io_is_the_old_file_or_the_new_one(powerless: bool) -> None:
     disk, clock = SimDisk(), ManualClock()

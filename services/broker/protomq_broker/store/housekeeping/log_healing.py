@@ -23,6 +23,7 @@ Any thread; one at a time.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -221,6 +222,8 @@ class LogHealer:
                 self._quarantine.add(damage)
             else:
                 at += PIECE_SIZE_BYTES
+        if self._quarantine.refusal:  # nobody would know after a crash which offsets stood where the copy has zeros
+            raise OSError(errno.EBUSY, f"it is not copied before quarantine is noted: {self._quarantine.refusal}", segment.path)
         damaged = [(each.start_position - base, each.end_position - base) for each in self._quarantine.ranges]
         self._log.heal_in_copy(segment, data, position, damaged)
         self._checked.doubt(base, base + size)
