@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from unittest import mock
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from protomq.v1.state_pb2 import LocksRecord
 from protomq.wire.hashing import Octets
@@ -1168,7 +1169,7 @@ def caught_by(planted: Planted, seeds: Sequence[int]) -> tuple[int, list[Violati
         with planted.plant():
             try:
                 found = planted.drill(seed)
-            except (StoreError, OSError, AssertionError, struct.error) as error:
+            except (StoreError, OSError, AssertionError, struct.error, DecodeError) as error:
                 found = [Violation("crash", repr(error))]
         if found:
             return seed, found

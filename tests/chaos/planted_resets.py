@@ -27,8 +27,8 @@ def begins_behind_the_time() -> Any:
 
     real = LogReader.offset_at_time
 
-    def offset_at_time(self: Any, topic: str, queue_id: int, time_ms: int) -> int:
-        return min(real(self, topic, queue_id, time_ms) + 1, self.queue_range(topic, queue_id)[1])
+    def offset_at_time(self: Any, topic: str, queue_id: int, time_ms: int, **bound: bool) -> int:
+        return min(real(self, topic, queue_id, time_ms, **bound) + 1, self.queue_range(topic, queue_id)[1])
 
     return mock.patch.object(LogReader, "offset_at_time", offset_at_time)
 

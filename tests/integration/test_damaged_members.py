@@ -113,6 +113,9 @@ def test_a_damaged_slave_is_healed_while_another_one_leads(cluster: ElectedClust
     assert cluster.wait_leading(3) is master
     assert led_count(slave) == led
     check_whole(cluster, slave, bodies)
+    with Admin(namesrv=cluster.namesrv) as admin:
+        (leads,) = admin.broker_status()
+    assert leads.healed_log_ranges > 0, "the count is that of the process, which has opened its store again since"
 
 
 @HARMS

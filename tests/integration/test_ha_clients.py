@@ -167,6 +167,11 @@ def test_while_the_master_is_away_the_command_line_shows_what_its_slave_has_and_
         now = run(*command, "-o", "jsonl", namesrv=namesrv, code=7)
         assert now.stdout == before, command
         assert f"no answer from {NAME} (no master of {NAME} is registered now, only {NAME}/1: " in now.stderr, command
+    for only in ((), ("-b", NAME)):
+        status = run("ha", "status", *only, "-o", "jsonl", namesrv=namesrv, code=7)
+        assert [json.loads(line)["broker_id"] for line in status.stdout.splitlines()] == [1]
+        assert f"no answer from {NAME} (no master of {NAME} is registered now, only {NAME}/1: " in status.stderr
+    assert "nobody leads" in run("ha", "wait", NAME, "-c", "1", "--wait", "0s", namesrv=namesrv, code=6).stderr
     lag = run("group", "lag", "shown", "-b", NAME, "-o", "jsonl", namesrv=namesrv, code=7)
     assert sum(json.loads(line)["lag"] for line in lag.stdout.splitlines()) > 0
     with PullConsumer("shown", client_id="watcher", auto_commit=False, namesrv=namesrv) as consumer:

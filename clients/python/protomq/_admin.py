@@ -58,7 +58,6 @@ from ._trace import TraceEvent, events_of
 from ._transaction_admin import OpenTransaction, end_transaction, list_transactions
 from ._types import PEER_TIMEOUT_S, Permission, TopicType
 from .errors import (
-    BrokerNotFoundError,
     ConfigurationError,
     NotFoundError,
     PartialResultError,
@@ -434,17 +433,11 @@ class Admin(AdminCalls):
         """Returns the state of replication at all masters and slaves, or at those of one name.
 
         Elected brokers that do not answer are in `HaStatus.away` of those that do. Raises BrokerNotFoundError if none is registered;
-        PartialResultError if some did not answer.
+        PartialResultError if some did not answer, are missing, or have slaves alone: its `result` has what the others say.
         """
         states, failures = ha_status(self, broker_name)
         if not states:
-            for error in failures.values():
-                raise error
-            raise BrokerNotFoundError(
-                "no broker is registered at the name server"
-                if broker_name is None
-                else f"no broker of that name is registered: {broker_name}"
-            )
+            raise next(iter(failures.values()))
         return whole(states, failures)
 
     def switch_master(self, broker_name: str, broker_id: int | None = None, *, timeout_s: float = 15.0) -> None:

@@ -175,8 +175,8 @@ class AdminCalls(OfOneProcess):
         for broker, said in said_by(brokers if with_slaves else masters):
             is_answered_by(broker, said)
         if not with_slaves:
-            away = [name for name in dict.fromkeys(broker.broker_name for broker in brokers) if name not in led]
-            failures |= {name: self._no_master(name, brokers) for name in away}
+            away = self._without_master(brokers)
+            failures |= away
             # A master that has answered with an error of its own has answered.
             silent = [name for name in led if isinstance(failures.get(name), TransportError)]
             unled = (*sorted(silent), *away) if slave_stands_in else ()
@@ -223,6 +223,13 @@ class AdminCalls(OfOneProcess):
             futures = [threads.submit(call) for call in calls[start : start + ASKED_AT_ONCE_MAX]]
             threads.close()
             yield from (future.result for future in futures)
+
+    @classmethod
+    def _without_master(cls, brokers: Sequence[BrokerInfo]) -> dict[str, ProtomqError]:
+        """By name, the errors of those of which only slaves are registered."""
+        led = {broker.broker_name for broker in brokers if not broker.broker_id}
+        names = dict.fromkeys(broker.broker_name for broker in brokers)
+        return {name: cls._no_master(name, brokers) for name in names if name not in led}
 
     @staticmethod
     def _no_master(name: str, brokers: Iterable[BrokerInfo]) -> NoRouteError:

@@ -328,6 +328,8 @@ class AsyncTransport:
             else:
                 self._choice.reached(address)
                 self._kinds[address] = "remoting"
+                if connection.closed:  # Its end was read before this caller had its turn: nobody would end the call.
+                    raise ConnectFailedError(f"{address.remoting_address}: connection closed right behind its welcome")
                 return connection
         if not address.grpc_address:
             raise ConnectFailedError(f"broker {address.broker_name!r} advertises no gRPC port")
@@ -376,6 +378,7 @@ class AsyncTransport:
         self._silent = [silent for silent in self._silent if not silent.closed]
         if old is not None and not old.closed:
             self._silent.append(old)  # It closes when its last call ended, or with this transport.
+            old.hold_reading(False)  # `hold_reading` does not reach it any more: its calls would never end.
         return connection
 
     def _opened(self, key: _Key, task: asyncio.Task[AsyncConnection]) -> None:

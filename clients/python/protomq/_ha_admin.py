@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -136,7 +137,17 @@ class HaStatus:
 def ha_status(
     admin: AdminCalls, broker_name: str | None
 ) -> tuple[list[HaStatus], dict[str, ProtomqError]]:
-    """Of all brokers by name and id, or of those with a name; what went wrong, by `name/id`."""
+    """Of all brokers by name and id, or of those with a name; what went wrong.
+
+    By `name/id`, or by name if no master of it is registered.
+    """
+    brokers, missing = admin._brokers(None if broker_name is None else (broker_name,))
+    states, failures = states_of(admin, brokers)
+    return states, failures | admin._without_master(brokers) | {gone.broker.broker_name: gone.error for gone in missing}
+
+
+def states_of(admin: AdminCalls, brokers: Sequence[BrokerInfo]) -> tuple[list[HaStatus], dict[str, ProtomqError]]:
+    """Of these brokers, by name and id; what went wrong, by `name/id`."""
     with fork_waits:
         from .v1 import ha_service_pb2 as pb
 
@@ -146,7 +157,6 @@ def ha_status(
     def ask(broker: BrokerInfo) -> pb.GetHaStatusResponse:
         return admin._call(broker.address, _methods.GET_HA_STATUS, pb.GetHaStatusRequest(), pb.GetHaStatusResponse)
 
-    brokers = admin._brokers_named(broker_name)
     for broker, said in zip(brokers, admin._side_by_side([partial(ask, broker) for broker in brokers]), strict=True):
         try:
             answer = said()
@@ -181,7 +191,7 @@ def order_lead(
         from .v1 import ha_service_pb2 as pb
 
     brokers = admin._brokers_named(broker_name)
-    states, failures = ha_status(admin, broker_name)
+    states, failures = states_of(admin, brokers)
     target = next((each for each in states if each.broker_id == broker_id), None)
     if target is None and broker_id is not None:
         # A master is registered with the id 0, and has this one while it follows.

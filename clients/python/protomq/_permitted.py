@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._types import Route
+from ._types import MessageQueue, Route
 from .errors import NoRouteError, NotPermittedError, ProtomqError
 from .wire.topics import rules_of
 
@@ -11,15 +11,19 @@ def nothing_to_write(route: Route) -> ProtomqError:
     """The error of a send for which the route has no queue."""
     if route.leaderless_brokers and rules_of(route.topic).send:
         # Slaves take no sends, so the name server calls the topic read-only.
-        return no_master(route.topic, ", ".join(route.leaderless_brokers))
+        return _no_master(f"topic {route.topic!r}", route.topic, ", ".join(route.leaderless_brokers))
     if route.is_write_permitted:
         return NoRouteError(f"topic {route.topic!r} has no queue that can be written", metadata={"topic": route.topic})
     return not_permitted(route.topic, "written")
 
 
-def no_master(topic: str, broker_names: str) -> NoRouteError:
-    """The error of a send to brokers of which only slaves are registered."""
-    text = f"topic {topic!r} cannot be written now: no master of {broker_names} is registered, only slaves are"
+def no_master_of(queue: MessageQueue) -> NoRouteError:
+    """The error of a send to a queue of whose broker only slaves are registered; other brokers may take the topic."""
+    return _no_master(f"queue {queue.queue_id} of topic {queue.topic!r} at {queue.broker_name}", queue.topic, queue.broker_name)
+
+
+def _no_master(what: str, topic: str, broker_names: str) -> NoRouteError:
+    text = f"{what} cannot be written now: no master of {broker_names} is registered, only slaves are"
     return NoRouteError(text, metadata={"topic": topic, "broker_name": broker_names})
 
 

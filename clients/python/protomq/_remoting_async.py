@@ -188,9 +188,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._pending[request_id] = (future, deadline_s, now_s, method, silent_s)
         # A lone call does not wait for company; the next ones of this turn go together.
         self._enqueue(request_id, method, payload, int(timeout_s * 1000.0) or 1, 0, at_once=idle)
-        look_s = min(deadline_s, now_s + silent_s)
-        if self._is_replaced is not None and (watch := WATCHED.get(method.method_id)) is not None:
-            look_s = min(look_s, now_s + watch.silent_s)
+        look_s = self._first_look_s(deadline_s, now_s, method, silent_s)
         if look_s < self._timer_at_s:
             self._set_timer(look_s)
         return request_id, future
@@ -251,7 +249,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._pending[request_id] = future, later_s, now_s, method, silent_s
         self._transport.resume_reading()
         if self._pending:
-            self._set_timer(min(min(deadline_s, now_s + silent_s) for _, deadline_s, _, _, silent_s in self._pending.values()))
+            self._set_timer(min(self._first_look_s(*waiting[1:]) for waiting in self._pending.values()))
 
     def look_again(self) -> None:
         """A route has changed: looks soon whether another broker has taken this one's name."""
@@ -310,6 +308,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._transport.write(b"".join(out))
 
     # -- time-outs -----------------------------------------------------------------------------------------------------
+
+    def _first_look_s(self, deadline_s: float, since_s: float, method: MethodInfo, silent_s: float) -> float:
+        """When a call is looked at first, if nothing comes."""
+        look_s = min(deadline_s, since_s + silent_s)
+        if self._is_replaced is not None and (watch := WATCHED.get(method.method_id)) is not None:
+            look_s = min(look_s, since_s + watch.silent_s)
+        return look_s
 
     def _set_timer(self, at_s: float) -> None:
         if self._timer is not None:

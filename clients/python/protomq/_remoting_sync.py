@@ -576,7 +576,7 @@ class PipelinedConnection:
     def receive(self, size_max_bytes: int) -> list[tuple[int, int, bytes]]:
         """(request id, status, payload) of every answer that is complete by now, up to a total of bytes.
 
-        Raises ConnectionLostError, ProtocolError.
+        Raises ConnectionLostError, ProtocolError. What came before an error is returned first, and the next call raises it.
         """
         answers: list[tuple[int, int, bytes]] = []
         size = 0
@@ -598,20 +598,25 @@ class PipelinedConnection:
                 )
         except BlockingIOError:
             pass
+        except ProtocolError:
+            if not answers:
+                raise
         except OSError as error:
             if comes_of_signal(error):
                 raise
-            raise ConnectionLostError(f"{self._address}: connection lost: {error}") from error
+            if not answers:
+                raise ConnectionLostError(f"{self._address}: connection lost: {error}") from error
         return answers
 
     def _read_header(self) -> bool:
         """Whether a header is complete (then `_missing` is set); raises BlockingIOError when there is nothing to read."""
-        got = self._stream.recv_now(memoryview(self._header)[self._header_got :])
-        if got == 0:
-            raise ConnectionResetError("closed by the server")
-        self._header_got += got
-        if self._header_got < HEADER_SIZE_BYTES:
-            return False
+        if self._header_got < HEADER_SIZE_BYTES:  # Else it is one that was not understood.
+            got = self._stream.recv_now(memoryview(self._header)[self._header_got :])
+            if got == 0:
+                raise ConnectionResetError("closed by the server")
+            self._header_got += got
+            if self._header_got < HEADER_SIZE_BYTES:
+                return False
         length, _, _, flags, _, _ = HEADER.unpack_from(self._header)
         if flags != FLAG_ANSWER or not _LENGTH_EXTRA <= length <= FRAME_SIZE_MAX_BYTES:
             raise ProtocolError(f"{self._address}: an answer that cannot be understood")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from ._permitted import no_master
+from ._permitted import no_master_of
 from ._retry import NextStep, RetryPlan, backoff_delay
 from ._types import MessageQueue, Route
 from .errors import (
@@ -113,7 +113,7 @@ class RequestRetries:
         broker_name = request.queue.broker_name
         if broker_name in route.leaderless_brokers:
             # The address is a slave's, which would say no more than that.
-            raise no_master(route.topic, broker_name)
+            raise no_master_of(request.queue)
         # A broker that is no longer in the route may still answer for what it has stored: its last address is kept.
         request.address = route.brokers.get(broker_name, request.address)
 

@@ -30,6 +30,7 @@ from protomq_runtime.errors import invalid_argument, unparsable
 from .forks import settle_commit
 from .group_lag import lag_of, place_of, queues_of
 from .request_times import AHEAD_MAX_MS, time_ms_of
+from .slave_gate import replica_behind
 from .store.state.popped_queue import QueueOfGroup
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import (
@@ -64,6 +65,7 @@ class ConsumerService:
 
     def __init__(self, store: Store, commits: OffsetCommits, clock: Clock) -> None:
         self._store = store
+        self._start_position = store.positions.appended
         self._commits = commits
         self._clock = clock
 
@@ -122,7 +124,7 @@ class ConsumerService:
             check_queue_ids(topic, request.queue_ids)
             ranges = []
             for queue_id in request.queue_ids or range(topic.read_queues):
-                min_offset, end_offset = self._store.queue_range(topic.name, queue_id)
+                min_offset, end_offset = self._range_of(topic.name, queue_id)
                 ranges.append(
                     QueueRange(queue_id=queue_id, min_offset=min_offset, end_offset=end_offset)
                 )
@@ -140,12 +142,29 @@ class ConsumerService:
         if not request.HasField("store_time"):
             raise invalid_argument("store_time", "is needed")
         time_ms = time_ms_of("store_time", request.store_time)
-        found, topic = self._read(
-            request.topic,
-            request.topic_incarnation,
-            lambda topic: self._store.offset_at_time(topic.name, request.queue_id, time_ms),
-        )
+
+        def read(topic: TopicConfig) -> int:
+            offset = self._store.offset_at_time(topic.name, request.queue_id, time_ms)
+            if offset < self._store.queue_range(topic.name, request.queue_id)[1]:
+                return offset
+            self._range_of(topic.name, request.queue_id)
+            return self._store.offset_at_time(topic.name, request.queue_id, time_ms)
+
+        found, topic = self._read(request.topic, request.topic_incarnation, read)
         return SearchOffsetResponse(queue_offset=found, topic_incarnation=topic.incarnation)
+
+    def _range_of(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """First and end offset of a queue. Raises ServiceError while messages from before this broker led are not readable yet (KIP-207).
+
+        A reader who begins at the end would get again what others had. A slave tells what it has.
+        """
+        lacks_news = self._store.positions.readable < self._start_position and self._store.is_leading
+        min_offset, readable_end = self._store.queue_range(topic, queue_id)
+        if lacks_news:
+            end_offset = self._store.appended_end_offset(topic, queue_id)
+            if readable_end < end_offset:
+                raise replica_behind(topic, queue_id, end_offset, readable_end)
+        return min_offset, readable_end
 
     @tells_store_errors
     def get_lag(self, request: GetLagRequest, context: CallContext) -> GetLagResponse:
@@ -222,9 +241,9 @@ class ConsumerService:
             raise invalid_argument("store_time", "lies ahead: all that is stored would be skipped; if that is wanted, say end")
 
         def offset_in(topic: str, queue_id: int) -> int:
-            if place == "store_time":
-                return self._store.offset_at_time(topic, queue_id, time_ms)
             # Readable or not: who has just begun to lead does not know yet what is confirmed.
+            if place == "store_time":
+                return self._store.offset_at_time(topic, queue_id, time_ms, is_readable=False)
             end_offset = self._store.appended_end_offset(topic, queue_id)
             if place == "end":
                 return end_offset

@@ -535,7 +535,9 @@ class ElectedBroker:
         """Opens the store to follow, and serves. Raises OSError if that cannot be done now; then nothing is open. `is_end_known_lost`:
         this member was elected with that.
         """
+        before = self.process.broker.store
         self.process = await asyncio.to_thread(self._make, self._config, None)
+        self.process.broker.store.go_on_counting(before)
         # At once: the task that looks for healed logs must not take this store for the last one's.
         self.leadership.damaged(_has_skipped(self.process.broker.store))
         if self.process.broker.store.has_lost_its_end and not is_end_known_lost:

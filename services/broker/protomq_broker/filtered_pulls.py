@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 class FilteredPulls:
     """See the module's docstring. `topic_of` returns the topic that a request may read, or raises ServiceError. `fail` answers a pull that
-    found an error.
+    found an error. `check_news` raises ServiceError for a result that this broker may soon know better.
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class FilteredPulls:
         modules: FilterModules,
         monotonic: Callable[[], float],
         fail: Callable[[Call, PullRequest, ServiceError], None],
+        check_news: Callable[[PullRequest, int, ReadResult], None],
     ) -> None:
+        self._check_news = check_news
         self._store = store
         self._fail = fail
         self._topic_of = topic_of
@@ -159,6 +161,7 @@ class FilteredPulls:
                 ),
             )
             incarnation = read_topic.incarnation
+            self._check_news(request, queue_offset, result)
             return result
 
         def done(result: ReadResult | Exception) -> None:

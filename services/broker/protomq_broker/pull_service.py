@@ -112,7 +112,7 @@ class PullService:
         self._holds: dict[CallLane, LaneHolds] = {}
         self._plain_bodies = PlainBodyWorkers(config.lanes.pull_threads)
         self._filtered = FilteredPulls(
-            store, self._topic_of, modules, clock.monotonic, self._fail
+            store, self._topic_of, modules, clock.monotonic, self._fail, self._check_news
         )
         self._stopping = False
         # Once, not for each hold.
@@ -319,9 +319,13 @@ class PullService:
         )
         if result.regions_size_bytes:
             self._store.count_read(topic.name, result)
-        elif result.status is ReadStatus.OFFSET_ILLEGAL and self._lacks_news(request.log_epoch):
-            check_not_behind(topic.name, request.queue_id, queue_offset, result.end_offset)
+        self._check_news(request, queue_offset, result)
         return Found(result, topic.incarnation)
+
+    def _check_news(self, request: PullRequest, queue_offset: int, result: ReadResult) -> None:
+        """Raises ServiceError for an offset that is illegal only as far as this broker knows yet."""
+        if result.status is ReadStatus.OFFSET_ILLEGAL and self._lacks_news(request.log_epoch):
+            check_not_behind(request.topic, request.queue_id, queue_offset, result.end_offset)
 
     def _lacks_news(self, log_epoch: int) -> bool:
         """Whether a master, or this broker in a moment, may be able to read further. Then an offset that is too high is not illegal

@@ -81,7 +81,9 @@ class ReopenedBroker:
                 if self._is_open:
                     self._is_open = False
                     await self.process.stop(REFUSED_GRACE_S)
+                before = self.process.broker.store
                 self.process = BrokerProcess(config, on_truncated=self._reopen_soon)
+                self.process.broker.store.go_on_counting(before)
                 self.process.set_on_fatal(self._on_fatal)
                 await self.process.start()
             except Exception as error:

@@ -180,23 +180,24 @@ class TransactionService:
     ) -> None:
         """`refusals`: as `_parsed` gives them; nothing if none of the decisions was refused."""
         count = len(refusals) or len(outcomes)
+        refusal: ServiceError | None = None
         if outcomes.count(ENDED_NOW) == count:
             payload = _all_taken(decisions.keys)
         else:
             results = map(_Result, decisions.keys, outcomes)
             answered = [next(results) if refusal is None else _Result(None, Outcome(refusal)) for refusal in refusals or [None] * count]
-            error = answered[0].outcome.error
-            if count == 1 and error is not None:
-                call.fail(error)
+            refusal = answered[0].outcome.error if count == 1 else None
+            if refusal is not None and refusal.reason != "TRANSACTION_ENDED":
+                call.fail(refusal)
                 return
             payload = b"".join(map(_result_field, answered))
-        # Of a decision that came twice, the first may not be on the disk yet.
+        # Of two decisions on one transaction, the first may not be on the disk yet. Nobody learns of it before.
         position = self._store.appended_position
         if self._waiting.is_stored(position):
-            call.answer(payload)
+            _answer(call, payload, refusal, None)
             return
         wait_ms = call.hold_time_ms(self._config.sync_flush_timeout_ms)
-        self._waiting.wait(call.lane, position, wait_ms, partial(_answer, call, payload))
+        self._waiting.wait(call.lane, position, wait_ms, partial(_answer, call, payload, refusal))
 
     @raw
     def wait_for_checks(self, call: Call) -> None:
@@ -323,11 +324,13 @@ def _result_field(result: _Result) -> bytes:
     return EndTransactionResponse(results=[ended]).SerializeToString()
 
 
-def _answer(call: Call, payload: bytes, failure: Exception | None) -> None:
-    """The decisions are stored, or are not known to be."""
+def _answer(call: Call, payload: bytes, refusal: ServiceError | None, failure: Exception | None) -> None:
+    """The decisions are stored, or are not known to be. `refusal`: of the only one."""
     if call.answered:  # its time was up before
         return
     if failure is not None:
         call.fail(to_service_error(failure))
-        return
-    call.answer(payload)
+    elif refusal is not None:
+        call.fail(refusal)
+    else:
+        call.answer(payload)

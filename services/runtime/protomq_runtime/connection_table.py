@@ -74,9 +74,9 @@ class ConnectionTable:
             connection.poll_mask = mask
 
     def take_resumable(self) -> list[Connection]:
-        """Those of `resumable` that are open; it is empty then."""
+        """Those of `resumable` that are open, and not clogged since: each once. It is empty then."""
         taken, self.resumable = self.resumable, []
-        return [connection for connection in taken if not connection.closed]
+        return [connection for connection in dict.fromkeys(taken) if not (connection.closed or connection.is_clogged)]
 
     def close(self, connection: Connection, error: BaseException | None = None) -> None:
         """Closes it, and tells the calls that are held for it; `error`: why, None if its peer has ended it. Harmless if it is closed."""

@@ -278,6 +278,9 @@ class Lane(threading.Thread):
                     return
                 frames = reader.received(shared, count)
                 if frames:
+                    if reader.in_frame and connection.queue is None:
+                        # A busy peer's frames hardly ever end with a read. One that takes no answers is judged by these.
+                        connection.progress_at = self._turn_at
                     self._calls.serve(connection, frames)
                     break
                 connection.progress_at = self._turn_at

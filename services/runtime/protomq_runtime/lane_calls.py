@@ -138,6 +138,7 @@ class LaneCalls:
         received = self._turn_at
         shed_at = received - self._waited + self.rule.shed_after if self.rule.overloaded else None
         served = 0
+        cancelled = connection.cancelled
         remaining = iter(frames)
         for frame in remaining:
             request_id, method_id, flags, timeout_ms, payload = frame
@@ -146,6 +147,8 @@ class LaneCalls:
                 self._serve_foreign(connection, frame)
                 continue
             served += 1
+            if cancelled and not flags:
+                cancelled.pop(request_id, None)  # That was of an earlier call, which is over.
             call = RemotingCall(
                 connection,
                 self._lane,
@@ -207,6 +210,8 @@ class LaneCalls:
                 self._lane.foreign_count += 1
                 received = self._turn_at
                 deadline = received + timeout_ms / 1000 if timeout_ms else None
+                if not flags:
+                    connection.cancelled.pop(request_id, None)
                 lane.submit(
                     ForeignCall(
                         connection, lane, bound, payload, request_id, flags, received, deadline

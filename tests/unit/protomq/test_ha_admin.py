@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from protomq import Admin, KnownMember, _ha_admin, _methods
+from protomq import Admin, BrokerInfo, KnownMember, MissingBroker, Permission, _ha_admin, _methods
 from protomq.errors import (
+    BrokerMissingError,
     BrokerNotFoundError,
     ConnectFailedError,
     ConnectionLostError,
     InvalidArgumentError,
+    PartialResultError,
     RequestTimeoutError,
 )
 from protomq.v1 import ha_service_pb2 as pb
@@ -115,13 +118,53 @@ class NameWithOneAway:
 
 def test_elected_brokers_that_do_not_answer_are_away() -> None:
     name = NameWithOneAway()
-    (master,), failures = _ha_admin.ha_status(name, "n")  # type: ignore[arg-type]
+    (master,), failures = _ha_admin.states_of(name, name._brokers_named("n"))  # type: ignore[arg-type]
     assert set(failures) == {"n/3"}
     assert master.away == (KnownMember("m2", 2, "2:1"), KnownMember("m3", 3, "3:1"))
     # With an emptied folder it is another member, which the set does not have yet.
     name.known[0].member = "m0"
-    (master,), _ = _ha_admin.ha_status(name, "n")  # type: ignore[arg-type]
+    (master,), _ = _ha_admin.states_of(name, name._brokers_named("n"))  # type: ignore[arg-type]
     assert [each.broker_id for each in master.away] == [2, 3]
+
+
+class Listed:
+    """What name servers list: `registered` by name and id, and names that are `missing`. All that are registered answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *registered: tuple[str, int], missing: str = "") -> None:
+        self.brokers = [self.broker(*each) for each in registered]
+        self.missing = [MissingBroker(self.broker(name, 0), datetime(2026, 1, 1, tzinfo=UTC), "it is gone") for name in missing]
+        self.admin = Admin(namesrv="nobody:1")
+        monkeypatch.setattr(self.admin, "_cluster", lambda *_: (self.brokers, self.missing))
+        monkeypatch.setattr(self.admin, "_call", self._call)
+
+    @staticmethod
+    def broker(name: str, number: int) -> BrokerInfo:
+        return BrokerInfo("c", name, number, f"{name}{number}:8081", f"{name}{number}:10911", "", 7, Permission.READ_WRITE)
+
+    def _call(self, address: Any, method: Any, request: Any, response: Any) -> Any:
+        (asked,) = [each for each in self.brokers if each.address == address]
+        role = pb.BROKER_ROLE_SLAVE if asked.broker_id else pb.BROKER_ROLE_ASYNC_MASTER
+        return pb.GetHaStatusResponse(broker_name=asked.broker_name, broker_id=asked.broker_id, role=role)
+
+
+@pytest.mark.parametrize("name", [None, "b"])
+def test_a_name_of_which_only_slaves_are_registered_makes_the_status_partial(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = Listed(monkeypatch, ("a", 0), ("a", 1), ("b", 1), ("b", 2), missing="c")
+    with listed.admin as admin, pytest.raises(PartialResultError, match="no master of b is registered now, only b/1, b/2") as caught:
+        admin.ha_status(name)
+    assert set(caught.value.failures) == ({"b", "c"} if name is None else {"b"})
+    found = [(each.broker_name, each.broker_id) for each in caught.value.result]
+    assert found == ([("a", 0), ("a", 1)] if name is None else []) + [("b", 1), ("b", 2)]
+
+
+def test_the_status_of_names_with_masters_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = Listed(monkeypatch, ("a", 0), ("b", 1), ("a", 1), missing="c")
+    with listed.admin as admin:
+        assert [each.broker_id for each in admin.ha_status("a")] == [0, 1]
+        with pytest.raises(BrokerMissingError, match="c"):
+            admin.ha_status("c")
+        with pytest.raises(BrokerNotFoundError, match="no broker of that name is registered: other"):
+            admin.ha_status("other")
 
 
 def test_any_broker_of_the_name_forgets_one_that_was_removed() -> None:

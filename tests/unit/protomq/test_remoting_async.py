@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -12,9 +13,17 @@ import pytest
 from protomq._async_transport import AsyncTransport
 from protomq._methods import COMMIT_OFFSETS, POP, PULL
 from protomq._remoting_async import AsyncConnection, ended_in
+from protomq._transport_options import HELD, TransportOptions
 from protomq._types import BrokerAddress
-from protomq.errors import ConnectFailedError, RequestTimeoutError
-from protomq.wire.frames import encode_answer, encode_cancel, encode_echo
+from protomq.errors import ConnectFailedError, ConnectionLostError, RequestTimeoutError
+from protomq.wire.frames import (
+    HEADER_SIZE_BYTES,
+    HELLO_METHOD_ID,
+    MAGIC,
+    encode_answer,
+    encode_cancel,
+    encode_echo,
+)
 
 
 class Loop:
@@ -262,6 +271,20 @@ async def test_a_server_is_not_silent_while_nothing_is_read(made: tuple[Loop, St
     assert not held.done()
 
 
+async def test_a_broker_that_is_replaced_is_left_as_soon_after_a_pause_of_reading(made: tuple[Loop, Stream, AsyncConnection]) -> None:
+    loop, _, connection = made
+    connection._is_replaced = lambda _: True
+    _, future = connection.request(PULL, (b"",), 120.0, 15.0)
+    connection.hold_reading(True)
+    loop.advance(1.0)
+    connection.hold_reading(False)
+    loop.advance(HELD.silent_s - 0.1)
+    assert not future.done(), "it has not been read for that long"
+    loop.advance(0.2)
+    with pytest.raises(ConnectionLostError):
+        future.result()
+
+
 async def test_holding_twice_is_holding_once(made: tuple[Loop, Stream, AsyncConnection]) -> None:
     loop, stream, connection = made
     connection.hold_reading(True)
@@ -366,3 +389,55 @@ async def test_a_defect_in_the_hello_is_not_another_protocol() -> None:
     connection.connection_lost(TypeError("unpack"))
     with pytest.raises(TypeError, match="unpack"):
         await welcome
+
+
+@asynccontextmanager
+async def welcoming(*, closes: bool) -> AsyncIterator[tuple[AsyncTransport, BrokerAddress]]:
+    """A server that welcomes everybody and answers nothing; `closes`: right behind the welcome."""
+    ended: set[asyncio.Task[None] | None] = set()
+
+    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.add(asyncio.current_task())
+        await reader.readexactly(len(MAGIC) + HEADER_SIZE_BYTES)
+        writer.write(encode_answer(0, HELLO_METHOD_ID, 0))
+        if not closes:
+            with suppress(ConnectionResetError):
+                await reader.read()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(welcome, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    transport = AsyncTransport(TransportOptions(transport="remoting"))
+    try:
+        yield transport, BrokerAddress("broker", "", f"{host}:{port}")
+    finally:
+        await transport.close()
+        server.close()
+        await asyncio.gather(*(task for task in ended if task is not None))
+
+
+@pytest.mark.parametrize("one_way", [False, True])
+async def test_a_call_does_not_wait_on_a_connection_that_ended_right_behind_its_welcome(one_way: bool) -> None:
+    """As of a server that stops: the end is read before whoever asked for the connection has his turn."""
+    async with welcoming(closes=True) as (transport, address), asyncio.timeout(10.0):
+        with pytest.raises(ConnectFailedError, match="closed"):
+            await transport.call(address, COMMIT_OFFSETS, (b"",), 60.0, one_way=one_way)
+
+
+async def test_calls_on_a_connection_that_was_replaced_while_nothing_was_read_end_in_time() -> None:
+    """One that has become silent takes no new calls, and those that are on it are nobody else's."""
+    async with welcoming(closes=False) as (transport, address):
+        with pytest.raises(RequestTimeoutError):
+            await asyncio.gather(
+                transport.call(address, PULL, (b"",), 0.2),
+                pending := asyncio.ensure_future(transport.call(address, PULL, (b"",), 0.8)),
+            )
+        transport.hold_reading(PULL.lane, True)
+        with pytest.raises(RequestTimeoutError):
+            await transport.call(address, PULL, (b"",), 0.1)
+        transport.hold_reading(PULL.lane, False)
+        with pytest.raises(RequestTimeoutError):
+            async with asyncio.timeout(5.0):
+                await pending

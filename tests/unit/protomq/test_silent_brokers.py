@@ -525,7 +525,20 @@ def test_a_send_that_is_under_way_when_only_slaves_are_registered_names_the_miss
         with pytest.raises(NoRouteError, match="no master of a is registered") as error:
             producer.send("T", b"x", queue=MessageQueue("T", "a", 0), timeout_s=0.3)
     assert (error.value.definite, error.value.retriable) == (was_told, True)
+    assert "queue 0 of topic 'T' at a cannot be written now" in str(error.value), "b takes the topic"
     assert len(cluster.calls) == 1
+
+
+def test_a_send_with_a_sharding_key_waits_for_the_master_of_its_queue_and_later_ones_choose_among_the_others() -> None:
+    cluster = FakeCluster({"T": {"a": 1, "b": 1}})
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        key = next(key for key in map(str, range(99)) if producer.send("T", b"x", sharding_key=key).queue.broker_name == "b")
+        cluster.leaderless.add("b")
+        cluster.script("b", *[NotMasterError("ask the master")] * 99)
+        with pytest.raises(NoRouteError, match="queue 0 of topic 'T' at b cannot be written now: no master of b is registered") as error:
+            producer.send("T", b"x", sharding_key=key, timeout_s=0.3)
+        assert error.value.metadata == {"topic": "T", "broker_name": "b"}
+        assert producer.send("T", b"x", sharding_key=key).queue.broker_name == "a"
 
 
 async def test_a_send_of_a_coroutine_to_a_queue_of_a_missing_master_goes_there_when_it_is_back() -> None:

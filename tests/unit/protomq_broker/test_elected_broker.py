@@ -83,6 +83,8 @@ class Failing:
         is_damaged: bool = False, is_cut: bool = False, is_healed: bool = False, had_lost_its_end: bool = False, had_skipped: bool = False,
     ) -> None:
         self.done: list[str] = []
+        self.counts_of: list[tuple[int, int]] = []
+        """Processes whose store counts on from that of another one: that one first."""
         self._processes = 0
         self._leads_after = leads_after
         self._broker = broker = bare()
@@ -177,6 +179,8 @@ class Failing:
             close=lambda: self.done.append("closes its store"),
             appended_position=0,
             truncate_to=self._truncate,
+            go_on_counting=lambda before: self.counts_of.append((before.number, number)),
+            number=number,
         )
         return SimpleNamespace(
             give_up_store=give_up_store,
@@ -206,9 +210,11 @@ class Failing:
 
 def test_a_slave_whose_log_has_failed_leaves_the_set_and_opens_its_store_until_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elected_broker, "FAILURE_LOOK_S", 0.001)
-    assert Failing(Role.FOLLOWING, opens_after=2).run() == [
+    failing = Failing(Role.FOLLOWING, opens_after=2)
+    assert failing.run() == [
         "process 1 follows nobody", "leaves the set", "doubts its end", "stops", "cannot open", "cannot open", "starts",
     ]  # fmt: skip
+    assert failing.counts_of == [(1, 2)]
 
 
 def test_a_store_that_opens_again_with_damage_at_its_end_leaves_the_set() -> None:

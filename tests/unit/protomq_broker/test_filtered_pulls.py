@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -11,6 +13,7 @@ from protomq.v1.admin_service_pb2 import DeleteTopicRequest
 from protomq.v1.consumer_service_pb2 import ResetOffsetsRequest
 from protomq.v1.pull_service_pb2 import FilterType, PullRequest, PullResponse, PullStatus
 from protomq_broker import filtered_pulls, filtered_read
+from protomq_broker.store.store import Store
 from protomq_runtime.testing import FakeCall
 from tests.support.waiting import wait_for
 
@@ -185,3 +188,18 @@ def test_a_pull_with_a_filter_follows_resets_as_the_others_do(broker: FakeBroker
         assert response.reset_epoch == epoch > 0
     member["reset_epoch"] = epoch
     assert offsets(pull(broker, queue_offset=2, **member)) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("hold_ms", [0, 1_000])
+def test_a_filter_calls_no_offset_illegal_that_may_be_readable_soon(broker: FakeBroker, hold_ms: int) -> None:
+    """A slave, or who has just begun to lead, does not know yet what is confirmed."""
+    broker.fill([b"x"] * 3, properties=EVEN)
+    broker.store.flush()
+    with mock.patch.object(Store, "open", partial(Store.open, waits_for_replicas=True)):
+        promoted = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+    error = pull(promoted, queue_offset=2, hold_ms=hold_ms).error
+    assert error is not None
+    assert told(error)[1] == "REPLICA_BEHIND"
+    promoted.store.positions.wait_for_replicas(False)
+    assert offsets(pull(promoted, queue_offset=2)) == [2]
+    assert response_of(pull(promoted, queue_offset=4)).status == PullStatus.PULL_STATUS_OFFSET_ILLEGAL

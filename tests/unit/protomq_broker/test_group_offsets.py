@@ -18,8 +18,11 @@ from protomq.v1.consumer_service_pb2 import (
     GetLagResponse,
     GetOffsetsRequest,
     GetOffsetsResponse,
+    GetQueueRangeRequest,
     QueueOffset,
     ResetOffsetsRequest,
+    SearchOffsetRequest,
+    SearchOffsetResponse,
 )
 from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.v1.record_pb2 import Record
@@ -374,3 +377,41 @@ def test_a_reset_right_after_a_fail_over_goes_where_it_says(broker: FakeBroker, 
     promoted.server.run()
     assert (call.answered, call.error) == (True, None)
     assert promoted.store.offsets.find("g", "topic", promoted.topic.incarnation, 0) == expected
+
+
+def test_a_reset_to_a_time_right_after_a_fail_over_goes_there(broker: FakeBroker) -> None:
+    """Though the new master does not know yet that anything is confirmed."""
+    start = Timestamp()
+    start.FromMilliseconds(broker.clock.time_ms - 2_000)
+    broker.store.flush()
+    with mock.patch.object(Store, "open", partial(Store.open, waits_for_replicas=True)):
+        promoted = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+    call = promoted.call(CONSUMER + "ResetOffsets", ResetOffsetsRequest(consumer_group="g", topic="topic", queue_ids=[0], store_time=start))
+    promoted.store.positions.wait_for_replicas(False)
+    promoted.store.flush()
+    promoted.server.run()
+    assert (call.answered, call.error) == (True, None)
+    assert promoted.store.offsets.find("g", "topic", promoted.topic.incarnation, 0) == 8
+
+
+def test_where_a_queue_ends_is_not_told_before_a_new_master_knows_it(broker: FakeBroker) -> None:
+    """KIP-207: a group that begins with the latest would get again what others had before the fail-over."""
+    late = Timestamp()
+    late.FromMilliseconds(broker.clock.time_ms)
+    asked = (
+        (CONSUMER + "GetQueueRange", GetQueueRangeRequest(topic="topic")),
+        (CONSUMER + "SearchOffset", SearchOffsetRequest(topic="topic", store_time=late)),
+    )
+    broker.store.flush()
+    with mock.patch.object(Store, "open", partial(Store.open, waits_for_replicas=True)):
+        promoted = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+    for method, request in asked:
+        assert promoted.refusal(method, request).reason == "REPLICA_BEHIND"
+    empty = promoted.call(CONSUMER + "GetQueueRange", GetQueueRangeRequest(topic="topic", queue_ids=[1]))
+    assert empty.error is None
+    positions = promoted.store.positions
+    positions.note_replicated(positions.appended)
+    for method, request in asked:
+        assert promoted.call(method, request).error is None
+    found = SearchOffsetResponse.FromString(promoted.call(*asked[1]).answer_payload or b"")
+    assert found.queue_offset == 10

@@ -27,10 +27,14 @@ class _Process:
         if self.made and self.refusals:
             self.refused.set()
             raise self.refusals.pop(0)
-        self.broker = SimpleNamespace(config=config)
+        self.counts_of: _Process | None = None  # from whose store counts go on
+        self.broker = SimpleNamespace(config=config, store=SimpleNamespace(process=self, go_on_counting=self._go_on_counting))
         self.on_truncated = on_truncated
         self.steps: list[str] = []
         self.made.append(self)
+
+    def _go_on_counting(self, before: Any) -> None:
+        self.counts_of = before.process
 
     def set_on_fatal(self, on_fatal: Callable[[BaseException], None]) -> None:
         self.on_fatal = on_fatal
@@ -79,6 +83,7 @@ def test_a_store_is_opened_again_as_soon_as_there_is_room(made: list[_Process]) 
     asyncio.run(live())
     assert not fatal
     assert [each.steps for each in made] == [["start", "stop"], ["start", "stop"]]
+    assert [each.counts_of for each in made] == [None, made[0]]
 
 
 def test_a_stop_while_there_is_no_room_stops_nothing_twice(made: list[_Process]) -> None:

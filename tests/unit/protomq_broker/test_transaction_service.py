@@ -281,6 +281,22 @@ def test_an_answer_waits_for_what_an_answer_to_a_send_waits_for() -> None:
     assert [each.repeated_decision for each in repeated] == [False, True]
 
 
+def test_how_a_transaction_has_ended_is_told_when_that_is_stored() -> None:
+    """A fail-over may take the first decision back, and then the other one may be taken."""
+    world = World(sync_flush=True).start()
+    handle = world.half()
+    calls = []
+    for decision in (COMMIT, ROLL_BACK):
+        request = EndTransactionRequest(ends=[TransactionEnd(transaction_handle=handle, decision=decision)])
+        calls.append(Call(request, world.lane))
+        world.service.end_transaction([calls[-1]])  # type: ignore[list-item]
+    assert [call.answered for call in calls] == [False, False]
+    world.store.flush()
+    world.waiting.resolve()
+    assert calls[0].result()
+    assert refusal(calls[1].result).reason == "TRANSACTION_ENDED"
+
+
 def test_a_damaged_half_message_is_not_committed_and_can_be_rolled_back(world: World) -> None:
     handles = [world.half(b"x" * 100) for _ in range(2)]
     world.restart()  # or else what was sent just now need not be read

@@ -129,6 +129,22 @@ def test_frames_that_wait_are_resumed_when_the_answers_before_them_are_sent() ->
     assert made.table.resumable == []
 
 
+def test_frames_that_wait_are_resumed_once_in_a_turn_and_not_where_answers_wait_meanwhile() -> None:
+    """A turn may ask twice for its poll: before it sends, and behind that. Each go makes answers, beyond what may be pending."""
+    t = Table()
+    connection = t.add()
+    connection.backlog = [(1, 1, 0, 0, b"")]
+    t.table.update_poll(connection)
+    t.table.update_poll(connection)
+    assert t.table.take_resumable() == [connection]
+    t.table.update_poll(connection)
+    connection.queue_size_bytes = PENDING_SIZE_MAX_BYTES + 1
+    assert t.table.take_resumable() == []
+    connection.queue_size_bytes = 0
+    t.table.update_poll(connection)
+    assert t.table.take_resumable() == [connection], "it is resumed when they are sent"
+
+
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_bytes_that_no_poll_tells_of_are_looked_at(is_direct: bool) -> None:
     made = Table()

@@ -22,7 +22,7 @@ from protomq.wire.status import decode_status
 from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.byte_stream import ByteStream, TcpStream
 from protomq_runtime.call import Call
-from protomq_runtime.connection import CANCELLED_COUNT_MAX
+from protomq_runtime.connection import CANCELLED_COUNT_MAX, STALL_TIMEOUT_S
 from protomq_runtime.dispatch import DispatchTable, drained, raw
 from protomq_runtime.errors import SHUTTING_DOWN
 from protomq_runtime.lane import Lane
@@ -263,6 +263,28 @@ def test_a_call_that_is_answered_cannot_be_given_up(lanes: Lanes) -> None:
     assert len(connection.cancelled) == CANCELLED_COUNT_MAX
 
 
+@pytest.mark.parametrize("lane", ["send", "pull"])
+def test_a_call_that_was_given_up_too_late_does_not_end_the_next_one_of_its_number(lanes: Lanes, lane: str) -> None:
+    """Request ids in flight differ; one that was answered may be used again."""
+    owner = lanes.pools[lane].lanes[0]
+    peer = lanes.connect(owner)
+
+    def turns() -> None:
+        for each in (owner, lanes.pull, owner, lanes.pull, owner):
+            turn(each)
+
+    peer.ask(b"", method_id=PULL)
+    turns()
+    lanes.pull_service.held.pop().answer(b"found")
+    turns()
+    peer.socket.sendall(encode_cancel(0))  # They cross.
+    turns()
+    assert peer.answer() == (0, 0, b"found")
+    peer.ask(b"", method_id=PULL)
+    turns()
+    assert (lanes.pull.holds, lanes.pull_service.gone_count, peer.has_nothing()) == (1, 0, True)
+
+
 def test_a_lane_tells_that_it_is_there_while_it_holds_what_it_was_asked(lanes: Lanes) -> None:
     peer = lanes.connect(lanes.pull)
     peer.ask(b"", method_id=PULL)
@@ -375,3 +397,18 @@ def test_over_a_stream_that_receives_ahead_every_call_is_done(lanes: Lanes) -> N
     assert [(number, status, len(payload)) for number, status, payload in answers] == [
         (number, 0, size) for number, size in enumerate(sizes)
     ]
+
+
+def test_a_connection_whose_frames_never_end_with_a_read_is_not_taken_for_one_that_stands_still(lanes: Lanes) -> None:
+    """Each read brings a frame and the beginning of the next one, as of a producer that sends faster than the lane reads."""
+    peer = lanes.connect(lanes.send)
+    (connection,) = lanes.send._table.by_descriptor.values()
+    connection.progress_at -= STALL_TIMEOUT_S + 1
+    frame = encode_request(0, SEND, 10, one_way=True) + bytes(10)
+    peer.socket.sendall(frame + frame[:25])
+    turn(lanes.send)
+    assert connection.reader.in_frame
+    lanes.send._sweep()
+    peer.socket.sendall(frame[25:])
+    turn(lanes.send)
+    assert lanes.send_service.groups == [1, 1], "it was closed in the middle of a frame that has just begun"

@@ -191,6 +191,8 @@ class Store:
         self.is_closed_clean = False
         """Whether the store was closed with everything on stable storage."""
         self._counts = TopicCounts()
+        self._healed_before = (0, 0, 0)
+        """Ranges, files and rebuilds of the timer that stores of this folder had healed which this process had open before."""
         self._wire_log(recovery, epoch, follows=follows, waits_for_replicas=waits_for_replicas)
         self._wire_reading(recovery)
         self._wire_states(recovery)
@@ -648,10 +650,18 @@ class Store:
         """Parts of the log that this start has skipped, and that a replica has healed: the next start serves them."""
         return self._upkeep.log_healer.healed_skipped_ranges()
 
+    def go_on_counting(self, before: Store) -> None:
+        """Counts go on from those of the closed store that this process had open here before: its monitoring sees one process.
+
+        To be called before anything is served.
+        """
+        self._healed_before = (before.healed_range_count, before.healed_file_count, before.timer_rebuilt_count)
+        self._counts.go_on(before._counts)
+
     @property
     def healed_range_count(self) -> int:
-        """Damaged ranges of the log that were healed from a replica since the start."""
-        return self._upkeep.log_healer.healed_count
+        """Damaged ranges of the log that were healed from a replica since the process started."""
+        return self._healed_before[0] + self._upkeep.log_healer.healed_count
 
     @property
     def damaged_files(self) -> Sequence[DamagedFile]:
@@ -660,13 +670,13 @@ class Store:
 
     @property
     def healed_file_count(self) -> int:
-        """Consume queue files that were healed from the log since the start."""
-        return self._upkeep.queue_healer.healed_count
+        """Consume queue files that were healed from the log since the process started."""
+        return self._healed_before[1] + self._upkeep.queue_healer.healed_count
 
     @property
     def timer_rebuilt_count(self) -> int:
-        """How often the timer's files were rebuilt from the log since the start."""
-        return self._upkeep.timer_rebuild.rebuilt_count
+        """How often the timer's files were rebuilt from the log since the process started."""
+        return self._healed_before[2] + self._upkeep.timer_rebuild.rebuilt_count
 
     def disk_used_ratio(self) -> float:
         """Used part of the disk of the store, from 0.0 to 1.0."""

@@ -6,6 +6,7 @@ The writer counts appends. Several threads count reads, without a lock: what is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .log.append import AppendRequest
 from .log.kinds import is_queued
@@ -25,6 +26,10 @@ class TopicCounts:
         return (
             counters if counters is not None else self._counters.setdefault(topic, TopicCounters())
         )
+
+    def go_on(self, before: TopicCounts) -> None:
+        """Begins with these counts. To be called before anything is counted."""
+        self._counters.update({topic: replace(counters) for topic, counters in before._counters.items()})
 
     def count_appended(self, requests: Sequence[AppendRequest]) -> list[QueueKey]:
         """Counts the messages that entered queues. Returns these queues. The writer thread."""

@@ -111,6 +111,26 @@ def test_what_a_start_has_skipped_comes_back_with_the_next_start(how: str) -> No
     assert verify("/s", disk=disk) == []
 
 
+def test_counts_go_on_when_a_process_opens_its_store_again() -> None:
+    store, disk, log, clock = damaged_store("a flipped bit")
+    heal_all(store, log)
+    store.append([make_request([b"one more"])])
+    before = store.counters_of("topic").records_in
+    store.close()
+    again = open_store(disk, clock=clock)
+    again.go_on_counting(store)
+    assert again.healed_range_count == store.healed_range_count == 1
+    assert again.counters_of("topic").records_in == before
+    again.append([make_request([b"and another"])])
+    again.close()
+    third = open_store(disk, clock=clock)
+    third.go_on_counting(again)
+    assert (third.healed_range_count, third.healed_file_count, third.timer_rebuilt_count) == (1, 0, 0)
+    assert third.counters_of("topic").records_in == before + 1
+    assert again.counters_of("topic").records_in == before + 1, "what is counted now counts once"
+    third.close()
+
+
 @pytest.mark.parametrize("before_end_bytes", [SEAL_SIZE_BYTES, SEAL_SIZE_BYTES + 30, 2_000])
 def test_a_follower_does_not_lead_with_healed_parts_that_its_start_has_skipped(before_end_bytes: int) -> None:
     """Its start may not know which queue offsets they have, and new messages would get the same ones."""

@@ -472,11 +472,3 @@ def test_what_cannot_be_read_costs_those_that_leave_later_nothing() -> None:
     timers.flush()
     assert timers._aside is aside, "it may be of millions of rows"
     assert timers.due(40, 100)["due_ms"].tolist() == [*range(31, 41)]
-
-
-def test_a_removal_of_what_is_not_here_is_taken_in() -> None:
-    timers = _with_unreadable(SimDisk(), 40)
-    timers.rows_from = 200
-    timers.note_removed(*columns([(3, 103)]), 1_001, np.full(1, 10))
-    timers.flush()
-    assert timers.due(40, 100)["due_ms"].tolist() == [*range(21, 41)]

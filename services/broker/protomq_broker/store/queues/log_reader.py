@@ -230,16 +230,16 @@ class LogReader:
         queue = self._queues.find(topic, queue_id)
         return 0 if queue is None else queue.first_at_or_beyond(position)
 
-    def offset_at_time(self, topic: str, queue_id: int, time_ms: int) -> int:
-        """Returns the queue offset of the first readable message stored at `time_ms` or later; the end if there is none."""
+    def offset_at_time(self, topic: str, queue_id: int, time_ms: int, *, is_readable: bool = True) -> int:
+        """Returns the queue offset of the first message stored at `time_ms` or later; the end if there is none.
+
+        `is_readable`: what is not readable yet does not count.
+        """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return 0
-        end_offset = queue.first_at_or_beyond(self._positions.readable)
-        return min(
-            queue.offset_at_time(time_ms, self._folder.first_position, self._store_time_at),
-            end_offset,
-        )
+        offset = queue.offset_at_time(time_ms, self._folder.first_position, self._store_time_at)
+        return min(offset, queue.first_at_or_beyond(self._positions.readable)) if is_readable else offset
 
     def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """Returns the store time of a message in ms since 1970. Raises KeyError if it is deleted or not readable."""

@@ -433,8 +433,6 @@ class PendingTimers:
             self._settle()
 
     def _remove(self, removals: NDArray[Any]) -> None:
-        if not len(removals):
-            return
         aside, due_ms = self._aside["due_ms"], removals["due_ms"]
         start, end = np.searchsorted(aside, due_ms.min(), "left"), np.searchsorted(aside, due_ms.max(), "right")
         if start < end:  # There may be millions of them: only those of these due times are compared.
