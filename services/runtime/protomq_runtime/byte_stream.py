@@ -22,7 +22,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from .regions import MappedWindow, RecentRegion, Region, ShortFileError
+from .regions import MappedWindow, RecentRegion, Region, ShortFileError, note_failed_read
 
 Piece: TypeAlias = bytes | memoryview
 
@@ -113,13 +113,17 @@ class TcpStream:
         return self._socket.sendmsg(pieces, (), socket.MSG_MORE if more else 0)
 
     def send_region(self, region: Region | RecentRegion) -> int:
-        if isinstance(region, RecentRegion):
-            return self._send_mapped(region)
-        # What was mapped would keep its file.
-        self._window = None
-        sent = os.sendfile(
-            self._socket.fileno(), region.file.fileno(), region.offset, region.size_bytes
-        )
+        try:
+            if isinstance(region, RecentRegion):
+                return self._send_mapped(region)
+            # What was mapped would keep its file.
+            self._window = None
+            sent = os.sendfile(
+                self._socket.fileno(), region.file.fileno(), region.offset, region.size_bytes
+            )
+        except OSError as error:
+            note_failed_read(region.file, error)
+            raise
         if sent == 0:
             raise ShortFileError(
                 f"nothing at {region.offset} of {region.file!r}, {region.size_bytes} bytes wanted"

@@ -7,10 +7,11 @@ on; what lies between belongs to other topics. Large regions that were just writ
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 SPAN_SIZE_MAX_BYTES: Final = 256 << 10
 """Largest span read at once."""
@@ -18,12 +19,27 @@ GAP_SIZE_MAX_BYTES: Final = 16 << 10
 """A gap up to this is cheaper to read and skip than another system call (about 1.5 us, 6 us of copying at most)."""
 WINDOW_SIZE_BYTES: Final = 32 << 20
 """Most bytes of a file that are mapped at a time: they count as memory of this process."""
+UNREADABLE_ERRNOS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.EFAULT})
+"""Of bytes that the disk has lost, and of file systems with checksums of their own; EFAULT: of a mapping."""
 
 
 class FileLike(Protocol):
     """What a region lies in: a file object, or a segment of the store."""
 
     def fileno(self) -> int: ...
+
+
+@runtime_checkable
+class NotesFailedReads(Protocol):
+    """A file that wants to know when the disk cannot read some of it: what was believed of it is to be proved again."""
+
+    def note_failed_read(self) -> None: ...
+
+
+def note_failed_read(file: FileLike, error: OSError) -> None:
+    """A read of the file has failed; any thread. Tells the file if that says something of the disk, not of a connection."""
+    if error.errno in UNREADABLE_ERRNOS and isinstance(file, NotesFailedReads):
+        file.note_failed_read()
 
 
 class Region(NamedTuple):
@@ -135,12 +151,16 @@ def _span(regions: Sequence[Region | RecentRegion], index: int) -> tuple[int, in
 
 def _read(file: FileLike, offset: int, size_bytes: int) -> memoryview:
     descriptor = file.fileno()
-    data = os.pread(descriptor, size_bytes, offset)
-    while len(data) < size_bytes:
-        more = os.pread(descriptor, size_bytes - len(data), offset + len(data))
-        if not more:
-            raise ShortFileError(
-                f"{size_bytes} bytes at {offset} of {file!r} wanted, the file ends after {len(data)} of them"
-            )
-        data += more
+    try:
+        data = os.pread(descriptor, size_bytes, offset)
+        while len(data) < size_bytes:
+            more = os.pread(descriptor, size_bytes - len(data), offset + len(data))
+            if not more:
+                raise ShortFileError(
+                    f"{size_bytes} bytes at {offset} of {file!r} wanted, the file ends after {len(data)} of them"
+                )
+            data += more
+    except OSError as error:
+        note_failed_read(file, error)
+        raise
     return memoryview(data)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -121,3 +123,41 @@ def test_a_file_that_ends_before_a_recent_region_is_an_error(pair: Pair, path: P
         os.truncate(path, 0)
         with pytest.raises(OSError, match="Bad address"):
             pair.send_all(RecentRegion(file, 20, 10))
+
+
+class Segment:
+    """A file that notes failed reads."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.fileno = file.fileno
+        self.failed_count = 0
+
+    def note_failed_read(self) -> None:
+        self.failed_count += 1
+
+
+@pytest.mark.parametrize(("number", "is_noted"), [(errno.EIO, True), (errno.EPIPE, False)])
+def test_a_segment_is_told_what_the_disk_cannot_read(
+    pair: Pair, path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_noted: bool
+) -> None:
+    def fail(*_: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("protomq_runtime.byte_stream.os.sendfile", fail)
+    with path.open("rb") as file:
+        segment = Segment(file)
+        for each in (segment, file):  # a file object is not told
+            with pytest.raises(OSError, match=os.strerror(number)):
+                pair.stream.send_region(Region(each, 0, 10))
+    assert segment.failed_count == int(is_noted)
+
+
+def test_a_segment_is_told_that_a_page_of_its_mapping_is_lost(pair: Pair, path: Path) -> None:
+    with path.open("rb") as file:
+        segment = Segment(file)
+        region = RecentRegion(segment, 0, mmap.PAGESIZE)
+        pair.send_all(region)
+        os.truncate(path, 0)  # as with a lost page, the kernel cannot read the mapping
+        with pytest.raises(OSError, match="Bad address"):
+            pair.stream.send_region(region)
+    assert segment.failed_count == 1

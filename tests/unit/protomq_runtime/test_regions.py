@@ -1,3 +1,4 @@
+import errno
 import os
 import random
 
@@ -104,3 +105,25 @@ def test_bytes_that_are_shared_are_one_region_as_long_as_somebody_uses_it() -> N
     del region
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+@pytest.mark.parametrize(("number", "is_noted"), [(errno.EIO, True), (errno.EBADF, False)])
+def test_a_segment_is_told_what_the_disk_cannot_read(files, monkeypatch, number: int, is_noted: bool) -> None:
+    class Segment:
+        failed_count = 0
+
+        def fileno(self) -> int:
+            return files[0].fileno()
+
+        def note_failed_read(self) -> None:
+            self.failed_count += 1
+
+    def fail(*_: int) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    segment = Segment()
+    monkeypatch.setattr("protomq_runtime.regions.os.pread", fail)
+    for file in (segment, files[0]):
+        with pytest.raises(OSError, match=os.strerror(number)):
+            read_regions([Region(file, 0, 10)])
+    assert segment.failed_count == int(is_noted)

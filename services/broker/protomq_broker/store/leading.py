@@ -217,7 +217,7 @@ class Leadership:
         while True:
             start, crc = starts.pop(0)
             walker = LogWalker(
-                self._files.disk, folder, start, crc, skips=skips_of(ranges), end_position=end
+                self._files.disk, folder, start, crc, skips=skips_of(ranges), end_position=end, unreadable_is_damage=True
             )
             for block in walker:
                 if walker.position >= position:
@@ -231,7 +231,7 @@ class Leadership:
         """The point at a position that is in a damaged range, or at its end. There the log goes on, so its CRC is known."""
         folder = self._log.folder
         if position == damage.end_position:
-            seal, row = seal_before(folder, position), self.epochs.row_at(position - 1)
+            seal, row = seal_before(folder, position, unreadable_is_damage=True), self.epochs.row_at(position - 1)
             if seal is not None and seal.crc32c == damage.previous_crc32c and row is not None:
                 return LogPoint(position, row.epoch, seal.crc32c)
         if self._quarantine.is_repaired(damage):

@@ -154,7 +154,7 @@ class Saver:
         first = folder.first_position
         if removed:
             log.info("%d segments below position %d are deleted", len(removed), first)
-            self._start.move(chain_at_end(removed[-1]))
+            self._start.move(chain_at_end(removed[-1], unreadable_is_damage=True))
             self._quarantine.forget_below(first)
             for derived in self._files.derived:
                 derived.delete_below(first)

@@ -794,7 +794,7 @@ class Store:
     def _times(self, position: int) -> tuple[int, int]:
         """Returns the store time of the last record before `position`, where a segment ends, and of the last record of the log."""
         end_ms = self.positions.tail.store_time_ms
-        seal = seal_at_end(self._folder.at(position - 1))
+        seal = seal_at_end(self._folder.at(position - 1), unreadable_is_damage=True)
         return (end_ms if seal is None else seal.store_time_ms), end_ms
 
     def _on_writer(self, function: Callable[[], None]) -> None:

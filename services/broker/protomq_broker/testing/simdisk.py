@@ -11,7 +11,9 @@ Faults it can inject:
   count as clean though they never reached the disk. At `CRASH` the process ends with `SimulatedCrash`; a write is done in part.
 - a full disk: `capacity_bytes`.
 - damage: `flip_bit`, `overwrite`, `cut`, `swap_ranges`, `swap_files` change what is stored without anybody noticing; the pages have
-  left the cache, and come back so. A file that `spoil` has made unreadable fails each read.
+  left the cache, and come back so.
+- what cannot be read: a file that `spoil` has made unreadable fails each read, `spoil_part` does that to some sectors.
+  `fail_reads` lets the next reads of a file fail.
 
 Operations are counted in `operations`, so "fail the n-th, for n = 1, 2, 3 …" is a loop. Everything follows from the seed of the
 `rng` that is handed in. One thread at a time.
@@ -61,7 +63,7 @@ class Operation(NamedTuple):
 class _File:
     """An inode: what processes see (`cached`), what is on the platter (`durable`), and which sectors differ and may be written back."""
 
-    __slots__ = ("cached", "cold", "dirty", "durable", "is_unreadable", "locked_by")
+    __slots__ = ("bad", "cached", "cold", "dirty", "durable", "failing_reads", "is_unreadable", "locked_by", "stuck")
 
     def __init__(self) -> None:
         self.cold: set[int] = set()  # sectors that the next read brings from the platter
@@ -70,6 +72,9 @@ class _File:
         self.dirty: set[int] = set()
         self.locked_by: int | None = None
         self.is_unreadable = False
+        self.bad: set[int] = set()  # sectors that no read gets, until they are written
+        self.stuck: set[int] = set()  # sectors that take no write either
+        self.failing_reads = 0
 
     def touch(self, start: int, end: int) -> None:
         self.dirty.update(
@@ -101,6 +106,7 @@ class _File:
         other.dirty = set(self.dirty)
         other.cold = set(self.cold)
         other.is_unreadable = self.is_unreadable
+        other.bad, other.stuck = set(self.bad), set(self.stuck)
         return other
 
 
@@ -249,6 +255,27 @@ class SimDisk(Disk):
         """Makes a file unreadable, as bad sectors do: each read fails with EIO, and each write into it too."""
         self._names[path].is_unreadable = True
 
+    def spoil_part(self, path: str, start: int, end: int, *, is_stuck: bool = False) -> None:
+        """Makes the sectors of [start, end) unreadable. A write puts others into their place, unless it is `is_stuck`: then it fails, too.
+
+        Writing a part of a sector means reading it first: that fails.
+        """
+        file = self._names[path]
+        sectors = set(_sectors(start, end))
+        file.bad |= sectors
+        if is_stuck:
+            file.stuck |= sectors
+        file.harm(start, end)
+
+    def mend(self, path: str) -> None:
+        """All of a file can be read again, and is what it was."""
+        file = self._names[path]
+        file.bad, file.stuck, file.is_unreadable = set(), set(), False
+
+    def fail_reads(self, path: str, count: int) -> None:
+        """The next reads of a file fail with EIO; then it is as before."""
+        self._names[path].failing_reads = count
+
     def cut(self, path: str, size_bytes: int) -> None:
         """Shortens a file, in the cache and on the platter."""
         file = self._names[path]
@@ -330,7 +357,10 @@ class SimDisk(Disk):
 
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
         file = self._file(fd)
-        if file.is_unreadable:
+        if file.is_unreadable or (file.bad and not file.bad.isdisjoint(_sectors(position, position + size_bytes))):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if file.failing_reads:
+            file.failing_reads -= 1
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if file.cold:
             end = position + size_bytes
@@ -528,6 +558,12 @@ class SimDisk(Disk):
         file, path = self._descriptors[fd]
         if file.is_unreadable:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if file.bad:
+            touched = set(_sectors(position, position + len(data)))
+            whole = set(range(-(-position // SECTOR_SIZE_BYTES), (position + len(data)) // SECTOR_SIZE_BYTES))
+            if touched & file.stuck or touched & file.bad - whole:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            file.bad -= whole
         fault = self._begin(name, path)
         if fault is not None:
             data = data[: len(data) // 2]
@@ -563,6 +599,11 @@ class SimDisk(Disk):
         # What the disk has room for by itself does not fit into memory: there is nothing to add up.
         if self.capacity_bytes < CAPACITY_BYTES and self._used_bytes() + size_bytes > self.capacity_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _sectors(start: int, end: int) -> range:
+    """Those with a part of [start, end)."""
+    return range(start // SECTOR_SIZE_BYTES, -(-end // SECTOR_SIZE_BYTES))
 
 
 @lru_cache(4_096)

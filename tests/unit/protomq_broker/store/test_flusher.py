@@ -69,6 +69,50 @@ def test_a_failed_fsync_is_never_tried_again(fault: Fault) -> None:
         log.append(make_record(b"b"))
 
 
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_a_failed_sync_of_healed_bytes_ends_all_flushes_unless_the_segment_was_flushed(is_flushed: bool) -> None:
+    disk = SimDisk()
+    log = Log(disk)
+    while log.log.tail.position < SEGMENT_SIZE_BYTES:
+        log.append(make_record(bytes(700)))
+    flusher, moved = make_flusher(log)
+    if is_flushed:
+        flusher.flush()
+    log.append(make_record(b"a"))
+    flushed, moved[:] = log.positions.flushed, []
+    segment = log.log.folder.files[0]
+    disk.fail_at(1, Fault.SYNC_LOST)
+    with pytest.raises(OSError, match="Input/output error"):
+        flusher.sync_healed(segment)
+    if is_flushed:
+        assert flusher.flush() == log.log.tail.position
+        assert not log.log.failure
+        return
+    assert moved == [flushed], "who waits is told"
+    disk.history = []
+    assert flusher.flush() == log.positions.flushed == flushed
+    assert disk.history == []
+    assert moved == [flushed]
+    assert segment.path in log.log.failure
+
+
+def test_a_flush_reports_nothing_once_a_sync_of_others_was_lost() -> None:
+    log = Log(SimDisk())
+    log.append(make_record(b"a"))
+    flusher, moved = make_flusher(log)
+    log.log.fail_sync("an fsync of the folder failed")
+    assert flusher.flush() == log.positions.flushed == 0
+    assert moved == [0]
+
+
+def test_a_log_that_failed_for_another_reason_is_still_synced() -> None:
+    log = Log(SimDisk())
+    log.append(make_record(b"a"))
+    flusher, _ = make_flusher(log)
+    log.log.fail("a defect")
+    assert flusher.flush() == log.log.tail.position
+
+
 def test_a_thread_does_its_work_when_woken_and_ends_when_stopped() -> None:
     done = threading.Semaphore(0)
     thread = BackgroundThread("test", 60_000, done.release, lambda error: None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.files.disk import READ_RETRIES, Disk
 from protomq_broker.store.files.identity import store_id
 
 
@@ -46,16 +46,16 @@ def test_a_damaged_number_is_never_used(
     assert store_id(Disk(), root, lambda: 9) == 8
 
 
-class UnreadableOnce(Disk):
-    """The first read fails, as one that the disk repeats may."""
+class UnreadableForAMoment(Disk):
+    """The first reads fail, as those that the disk repeats may: one more than are tried."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fails = True
+        self.failures = 1 + READ_RETRIES
 
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
-        if self.fails:
-            self.fails = False
+        if self.failures:
+            self.failures -= 1
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().pread(fd, size_bytes, position)
 
@@ -63,5 +63,5 @@ class UnreadableOnce(Disk):
 def test_a_number_that_cannot_be_read_for_a_moment_is_not_replaced(root: str) -> None:
     store_id(Disk(), root, lambda: 7)
     with pytest.raises(OSError, match="storeId"):
-        store_id(UnreadableOnce(), root, lambda: 8)
+        store_id(UnreadableForAMoment(), root, lambda: 8)
     assert store_id(Disk(), root, lambda: 9) == 7

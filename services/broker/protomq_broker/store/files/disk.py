@@ -30,6 +30,10 @@ NOT_OURS_ERRNOS: Final = frozenset(
 """Of an fsync of a folder that we may not write into, or that is no disk's: so we have not made anything there."""
 UNREADABLE_ERRNOS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 """Of a read of bytes that the disk has lost, and of file systems with checksums of their own."""
+READ_RETRIES: Final = 2
+"""Of a read that fails so: the error may pass."""
+PAGE_SIZE_BYTES: Final = 4096
+"""What the disk cannot read is told apart by pages: the kernel reads no less."""
 WRITE_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
 
 
@@ -236,20 +240,79 @@ def write_fully(disk: Disk, fd: int, data: bytes | bytearray | memoryview, posit
         written += count
 
 
+def read_again(disk: Disk, fd: int, size_bytes: int, position: int) -> bytes:
+    """As `pread`. A read that the disk fails is tried READ_RETRIES times more. Raises OSError."""
+    for _ in range(READ_RETRIES):
+        try:
+            return disk.pread(fd, size_bytes, position)
+        except OSError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+    return disk.pread(fd, size_bytes, position)
+
+
 def read_fully(disk: Disk, fd: int, size_bytes: int, position: int) -> bytes:
-    """Reads `size_bytes`, or less where the file ends."""
-    data = disk.pread(fd, size_bytes, position)
+    """Reads `size_bytes`, or less where the file ends. Raises OSError, if a read fails again and again."""
+    data = read_again(disk, fd, size_bytes, position)
     if len(data) == size_bytes or not data:
         return data
     parts = [data]
     have = len(data)
     while have < size_bytes:
-        part = disk.pread(fd, size_bytes - have, position + have)
+        part = read_again(disk, fd, size_bytes - have, position + have)
         if not part:
             break
         parts.append(part)
         have += len(part)
     return b"".join(parts)
+
+
+def read_readable(disk: Disk, fd: int, size_bytes: int, position: int) -> tuple[bytes, bool]:
+    """As `read_fully`, up to the first page that the disk cannot read: (the bytes before it, whether there is one)."""
+    try:
+        return read_fully(disk, fd, size_bytes, position), False
+    except OSError as error:
+        if error.errno not in UNREADABLE_ERRNOS:
+            raise
+    parts: list[bytes] = []
+    at, end = position, position + size_bytes
+    while at < end:
+        page_end = min(end, at - at % PAGE_SIZE_BYTES + PAGE_SIZE_BYTES)
+        try:
+            part = read_fully(disk, fd, page_end - at, at)
+        except OSError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            return b"".join(parts), True
+        parts.append(part)
+        if len(part) < page_end - at:
+            break
+        at = page_end
+    return b"".join(parts), False
+
+
+def read_around(disk: Disk, fd: int, size_bytes: int, position: int) -> tuple[bytes, bool]:
+    """As `read_fully`, with zeros where the disk cannot read: (the bytes, whether that was somewhere).
+
+    In a row of pages that fail, as much is left out each time as was before. So of a large area not every page is tried.
+    """
+    parts: list[bytes] = []
+    at, end = position, position + size_bytes
+    left_out = 0  # in a row
+    is_whole = True
+    while at < end:
+        data, is_stuck = read_readable(disk, fd, end - at, at)
+        parts.append(data)
+        at += len(data)
+        if not is_stuck:
+            break
+        is_whole = False
+        left_out = 0 if data else left_out
+        gap = min(end, at - at % PAGE_SIZE_BYTES + max(PAGE_SIZE_BYTES, left_out)) - at
+        parts.append(bytes(gap))
+        at += gap
+        left_out += gap
+    return b"".join(parts), not is_whole
 
 
 @contextmanager

@@ -119,7 +119,8 @@ class CarryForward:
             for carry in machine.carry(cut):
                 self._on_writer(partial(self._carry, machine.topic, carry))
         self._sync()
-        start = self._front.start_record(cut, chain_at_end(self._folder.at(cut - 1)))
+        crc = chain_at_end(self._folder.at(cut - 1), unreadable_is_damage=True)
+        start = self._front.start_record(cut, crc)
         self._on_writer(partial(self._carry, self._front.topic, Carrier(lambda _: start, ())))
         self._sync()
 

@@ -253,7 +253,7 @@ class Housekeeper:
             time_ms = self._newest_ms.get(base)
             if time_ms is None and segment.end_position <= tail.position:
                 seal = decode_seal(
-                    segment.read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0
+                    segment.read_if_readable(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0
                 )
                 time_ms = self._newest_ms[base] = (
                     seal.store_time_ms if seal is not None else tail.store_time_ms

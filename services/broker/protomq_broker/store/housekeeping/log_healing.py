@@ -14,6 +14,8 @@ Bytes of another past or epoch, or with a flipped bit, do not lead there.
 - The same way heals a range that `protomq log repair` has filled with padding.
 - A backup that has linked the segment is damaged, too, and healed with it: its bytes were those. But a backup of padding is whole. So
   padding is replaced in a file of the store's own.
+- A bad sector may take no bytes. Then the segment gets a new file with them and all that can be read of the old one, which its readers
+  keep. Not the segment that is being written, and none that is not synced: the old file may still get what the new one lacks.
 - A replica may have such padding itself. It heals nothing: the range gets the replica's bytes, stays in quarantine, and the store says so.
 
 Any thread; one at a time.
@@ -21,17 +23,19 @@ Any thread; one at a time.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from protomq.wire.log_walk import WalkedBlock, walk_appends
 from protomq_broker.store.errors import HealingRefusedError
-from protomq_broker.store.files.disk import Disk, write_fully
-from protomq_broker.store.log.checked_log import CheckedLog
+from protomq_broker.store.files.disk import UNREADABLE_ERRNOS, Disk, write_fully
+from protomq_broker.store.log.checked_log import PIECE_SIZE_BYTES, CheckedLog
 from protomq_broker.store.log.commit_log import CommitLog
+from protomq_broker.store.log.flusher import LogFlusher
 from protomq_broker.store.log.recovery import (
+    CRC_SIZE_BYTES,
     DamagedRange,
     StartPoint,
     chain_at_end,
@@ -42,14 +46,12 @@ from protomq_broker.store.log.recovery import (
     write_quarantine,
 )
 from protomq_broker.store.log.seals import LogWalker
-from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.log.segment import SegmentFile, SegmentFolder
 from protomq_broker.store.queues.quarantine import Quarantine
 from protomq_broker.store.queues.repaired import RepairedRange, repaired_in
 from protomq_broker.store.start.truncation import discard_derived
 
 log = logging.getLogger("protomq.broker")
-
-CRC_SIZE_BYTES: Final = 4
 
 
 def prove_healing(
@@ -97,6 +99,7 @@ class LogHealer:
         self,
         disk: Disk,
         commit_log: CommitLog,
+        flusher: LogFlusher,
         quarantine: Quarantine,
         checked: CheckedLog,
         log_start: Callable[[], StartPoint],
@@ -105,6 +108,7 @@ class LogHealer:
         self.healed_count = 0
         self._disk = disk
         self._log = commit_log
+        self._flusher = flusher
         self._folder = commit_log.folder
         self._quarantine = quarantine
         self._checked = checked
@@ -146,6 +150,7 @@ class LogHealer:
                 damage.start_position,
                 self._quarantine.ranges,
                 self._log_start().crc32c,
+                unreadable_is_damage=True,
             )
             blocks = prove_healing(data, damage, before, self._folder.segment_size_bytes)
             was_filled = is_filled(self._disk, self._folder, damage, before)
@@ -191,15 +196,38 @@ class LogHealer:
         if segment is None:
             # Retention has deleted the segment.
             return
-        if segment.stored_size_bytes() < segment.size_bytes:
-            self._disk.allocate(segment.fd, segment.size_bytes)
         data = memoryview(block.data)[: block.size_bytes]
-        write_fully(self._disk, segment.fd, data, block.base_position - segment.base_position)
         try:
-            self._disk.fsync(segment.fd)
-        except OSError as error:  # it may report appends: nobody is told twice
-            self._log.fail(f"an fsync of {segment.path} failed: {error}")
-            raise
+            if segment.stored_size_bytes() < segment.size_bytes:
+                self._disk.allocate(segment.fd, segment.size_bytes)
+            write_fully(self._disk, segment.fd, data, block.base_position - segment.base_position)
+            self._flusher.sync_healed(segment)
+        except OSError as error:
+            if error.errno not in UNREADABLE_ERRNOS or not self._log.is_flushed(segment):
+                raise
+            self._write_copy(segment, data, block.base_position, error)
+
+    def _write_copy(self, segment: SegmentFile, data: memoryview, position: int, refusal: OSError) -> None:
+        """Puts bytes into a new file of the segment, since the old one does not take them."""
+        base, size = segment.base_position, segment.size_bytes
+        log.warning("%s does not take the bytes of a replica: %s. It is copied to a new file", segment.path, refusal)
+        if segment.is_shared:
+            log.warning("a backup has linked %s: there the damage stays", segment.path)
+        # All damage must be known before: what the disk cannot read is zeros in the copy, for good.
+        self._checked.doubt(base, base + size)
+        at = base
+        while at < base + size:
+            damage = self._checked.find_damage([(at, min(PIECE_SIZE_BYTES, base + size - at))])
+            if damage is not None:
+                self._quarantine.add(damage)
+            else:
+                at += PIECE_SIZE_BYTES
+        if self._quarantine.refusal:  # nobody would know after a crash which offsets stood where the copy has zeros
+            raise OSError(errno.EBUSY, f"it is not copied before quarantine is noted: {self._quarantine.refusal}", segment.path)
+        damaged = [(each.start_position - base, each.end_position - base) for each in self._quarantine.ranges]
+        self._log.heal_in_copy(segment, data, position, damaged)
+        self._checked.doubt(base, base + size)
+        log.warning("%s stands in a new file now. Replace the disk, if this happens again", segment.path)
 
 
 def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
@@ -208,7 +236,14 @@ def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
     """
     path = f"{root}/config/quarantine.json"
     damaged = read_quarantine(disk, path)
-    kept = [damage for damage in damaged if not _holds_again(disk, folder, damage, damaged)]
+    try:
+        kept = [damage for damage in damaged if not _holds_again(disk, folder, damage, damaged)]
+    except OSError as error:
+        if error.errno not in UNREADABLE_ERRNOS:
+            raise
+        # What is rebuilt would lack it, and the offsets in it could be given again.
+        log.warning("nothing leaves quarantine at this start, since a part of the log cannot be read: %s", error)
+        return
     if len(kept) == len(damaged):
         return
     for damage in damaged:
@@ -238,9 +273,17 @@ def _holds_again(
 
 
 def crc_before(
-    folder: SegmentFolder, position: int, damaged: Sequence[DamagedRange], first_crc: int | None
+    folder: SegmentFolder,
+    position: int,
+    damaged: Sequence[DamagedRange],
+    first_crc: int | None,
+    *,
+    unreadable_is_damage: bool = False,
 ) -> int | None:
-    """Returns the CRC of the chain of seals at a position; None if it is unknown. `first_crc`: the CRC at the first segment."""
+    """Returns the CRC of the chain of seals at a position; None if it is unknown. `first_crc`: the CRC at the first segment.
+
+    `unreadable_is_damage`: a seal at the end of a segment that the disk cannot read tells nothing, else it raises OSError.
+    """
     for other in damaged:
         if other.end_position == position:
             return other.previous_crc32c
@@ -251,7 +294,7 @@ def crc_before(
         return (
             first_crc
             if position == folder.first_position
-            else chain_at_end(folder.at(position - 1))
+            else chain_at_end(folder.at(position - 1), unreadable_is_damage=unreadable_is_damage)
         )
     segment = folder.at(position)
     if segment is None:

@@ -142,6 +142,7 @@ class Scrubber:
             start.crc32c,
             skips=skips,
             block_size_bytes=BLOCK_SIZE_BYTES,
+            unreadable_is_damage=True,
         )
 
     def _put_into_quarantine(self, start: StartPoint, problem: str) -> StartPoint:

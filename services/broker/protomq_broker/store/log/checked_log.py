@@ -14,26 +14,31 @@ Rules:
   still. It does not ask for what was appended in the last second.
 - If the part has left the cache, its pieces are doubted before anything is read. So are the pieces around it that have left too. A read
   brings more into the cache than it wants, and that would pass for checked. What another program has read back is not noticed.
-- What does not hold is checked twice before it is reported.
+- What does not hold is checked twice before it is reported. What the disk cannot read does not hold,
+  if something behind it does. Else it is an error of the disk, and passes to the reader.
+- A reader may meet that behind the check: pages have left the cache, and cannot be read again. Then the file notes it, and the next look
+  doubts all of it. So where the kernel does not say what has left, a bad sector is found all the same.
 - Any thread may call. Walks are done one at a time. A question for what is known waits for none of them, except at the first read
   of a new segment.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from protomq_broker.store.errors import CorruptLogError
-from protomq_broker.store.files.disk import Disk, read_fully
+from protomq_broker.store.files.disk import Disk, read_readable
 
 from .boundaries import BoundaryFiles
 from .checked_segment import CheckedSegment, Stretch, stretch_of
 from .positions import LogTail
 from .recovery import DamagedRange, Resync, StartPoint, chain_at_end, find_resync, skips_of
-from .seals import LogWalker, chain_holds
+from .seals import UNREADABLE, LogWalker, chain_holds
 from .segment import SegmentFile, SegmentFolder
 
 PIECE_SIZE_BYTES: Final = 1 << 20
@@ -179,16 +184,21 @@ class CheckedLog:
         )
 
     def damage_from(self, position: int, reason: str) -> DamagedRange:
-        """The range that does not hold, from `position` on. Raises CorruptLogError if that is behind the end of the log."""
+        """The range that does not hold, from `position` on. Raises CorruptLogError if that is behind the end of the log.
+
+        Raises OSError if it cannot be read, and nothing behind it holds: that may be the whole disk, and may pass.
+        """
         tail = self._tail()
         if position >= tail.position:
             raise CorruptLogError(
                 self._folder.path_at(position), position, f"the log ends at {tail.position}"
             )
         self._doubt_all(position, position)
-        found = find_resync(self._disk, self._folder, position)
+        found = find_resync(self._disk, self._folder, position, unreadable_is_damage=True)
         self._doubt_all(position, tail.position if found is None else found.position)
         if found is None or found.position > tail.position:
+            if reason == UNREADABLE:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), self._folder.path_at(position))
             found = Resync(tail.position, tail.crc32c)
         return DamagedRange(position, found.position, found.crc32c, reason)
 
@@ -214,7 +224,8 @@ class CheckedLog:
         now_ms = self._monotonic_ms()
         if now_ms - checked.looked_ms >= LOOK_INTERVAL_MS:
             checked.looked_ms, checked.looked_position = now_ms, self._tail().position
-            if not self._is_untouched(checked, file):
+            if not self._is_untouched(checked, file) or file.failed_read_count != checked.failed_read_count:
+                checked.failed_read_count = file.failed_read_count
                 checked.doubt(checked.base_position, checked.end_position)
         if start < checked.looked_position and not self._is_cached(file, start, end):
             doubt_count = checked.doubt_count
@@ -327,7 +338,7 @@ class CheckedLog:
             return False
         doubt_count = checked.doubt_count
         size_bytes = piece_end.position - at.position
-        data = read_fully(self._disk, file.fd, size_bytes, at.position - file.base_position)
+        data, _ = read_readable(self._disk, file.fd, size_bytes, at.position - file.base_position)
         if len(data) < size_bytes or not chain_holds(
             data, at.position, at.crc32c, piece_end.crc32c
         ):
@@ -349,6 +360,7 @@ class CheckedLog:
                 at.crc32c,
                 skips=skips_of(self._quarantine.ranges),
                 end_position=end_position,
+                unreadable_is_damage=True,
             )
             doubt_count = checked.doubt_count
             for block in walker:
@@ -408,4 +420,4 @@ class CheckedLog:
         )
         if before is not None and file is not None:
             self._doubt_lost(before, file, base - READ_BEHIND_BYTES, base)
-        return chain_at_end(file)
+        return chain_at_end(file, unreadable_is_damage=True)

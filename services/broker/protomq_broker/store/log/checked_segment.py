@@ -83,6 +83,7 @@ class CheckedSegment:
         looked_ms: when somebody looked whether the file is untouched, by the monotonic clock; looked_position: where the log ended then.
         is_hinted: some of the boundaries were read from a file.
         saved_count: how many boundaries the file has.
+        failed_read_count: reads of the file that had failed at the last look.
     """
 
     __slots__ = (
@@ -90,6 +91,7 @@ class CheckedSegment:
         "base_position",
         "doubt_count",
         "end_position",
+        "failed_read_count",
         "is_growing",
         "is_hinted",
         "looked_ms",
@@ -109,6 +111,7 @@ class CheckedSegment:
         self.looked_ms = -(1 << 62)
         self.looked_position = 0
         self.doubt_count = 0
+        self.failed_read_count = 0
         self._lock = threading.Lock()  # never held while anything is read
         self.saved_count = 0
 

@@ -85,6 +85,8 @@ class CommitLog:
         self._foreign_written_ms = 0  # when the last bytes of another leader were written here
         self.failure = ""
         """Why nothing is appended any more; "" as long as the log is well."""
+        self.has_lost_sync = False
+        """Whether an fsync has failed that may have reported appends: what is written is not to be called synced any more."""
         self.append_size_max_bytes = min(
             APPEND_SIZE_MAX_BYTES,
             folder.segment_size_bytes - 2 * SEAL_SIZE_BYTES - CLOSING_SIZE_BYTES,
@@ -205,6 +207,11 @@ class CommitLog:
         except OSError as error:
             self.failure += f"; then the append could not be taken back: {error}"
 
+    def fail_sync(self, reason: str) -> None:
+        """As `fail`; and something that was written may not be on stable storage: no flush reports success any more."""
+        self.has_lost_sync = True
+        self.fail(reason)
+
     def fail(self, reason: str) -> None:
         """Stops all appends for good; any thread. The first reason stays."""
         if not self.failure:
@@ -292,7 +299,28 @@ class CommitLog:
                 return self.folder.unshared(segment)
             except OSError as error:
                 if self.folder.at(position) is not segment:
-                    self.fail(f"an fsync of {self.folder.path} failed: {error}")
+                    self.fail_sync(f"an fsync of {self.folder.path} failed: {error}")
+                raise
+
+    def is_flushed(self, segment: SegmentFile) -> bool:
+        """Whether all of a segment is on stable storage, and nothing will be appended to it. Any thread."""
+        return segment is not self._segment and segment.end_position <= self._positions.flushed
+
+    def heal_in_copy(self, segment: SegmentFile, data: memoryview, position: int, damaged: Sequence[tuple[int, int]]) -> None:
+        """A new file with `data` at a position of the log takes the place of a segment whose file does not take it. Any thread.
+
+        `damaged`: parts of the segment in quarantine, by their offsets in it. Raises OSError, also if the segment is still written to.
+        """
+        with self._create_lock:
+            if self.folder.at(position) is not segment:
+                return  # deleted meanwhile
+            if not self.is_flushed(segment):
+                raise OSError(errno.EBUSY, "it takes no healed bytes, and is still being written: it can be copied later", segment.path)
+            try:
+                self.folder.healed_copy(segment, data, position - segment.base_position, damaged)
+            except OSError as error:
+                if self.folder.at(position) is not segment:
+                    self.fail_sync(f"an fsync of {self.folder.path} failed: {error}")
                 raise
 
     def close(self) -> None:

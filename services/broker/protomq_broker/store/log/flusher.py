@@ -22,6 +22,7 @@ from protomq_broker.store.files.disk import Disk
 from .commit_log import CommitLog
 from .durations import DISK_BOUNDS_S, Durations
 from .positions import Positions
+from .segment import SegmentFile
 
 log = logging.getLogger(__name__)
 
@@ -55,22 +56,44 @@ class LogFlusher:
             if position <= start or self._has_failed:
                 return start
             try:
-                for segment in commit_log.folder.overlapping(start, position):
+                for segment in () if commit_log.has_lost_sync else commit_log.folder.overlapping(start, position):
                     began_s = self._monotonic()
                     self._disk.fdatasync(segment.fd)
                     self.durations.observe(self._monotonic() - began_s)
             except OSError as error:
-                self._has_failed = True
                 reason = (
                     f"an fsync of the log failed, what was appended from position {start} on may not be on disk: {error}. "
                     "Check the disk, then restart the broker: it recovers from the log"
                 )
                 log.critical("%s", reason)
-                commit_log.fail(reason)
-                self._positions.note_failed()
+                commit_log.fail_sync(reason)
+            if commit_log.has_lost_sync:
+                self._note_failed()
                 return start
             self._positions.note_flushed(position)
             return position
+
+    def sync_healed(self, segment: SegmentFile) -> None:
+        """Syncs a segment into which a healer has written. Raises OSError: if not all of it was flushed before, no flush succeeds any more.
+
+        The kernel reports an error once. A flush that came in between would hear nothing of what this one has lost.
+        """
+        if self._log.is_flushed(segment):
+            # It reports nothing but the healed bytes. No flush waits until a bad sector is given up.
+            self._disk.fsync(segment.fd)
+            return
+        with self._lock:
+            try:
+                self._disk.fsync(segment.fd)
+            except OSError as error:
+                if not self._log.is_flushed(segment):
+                    self._log.fail_sync(f"an fsync of {segment.path} failed: {error}")
+                    self._note_failed()
+                raise
+
+    def _note_failed(self) -> None:
+        self._has_failed = True
+        self._positions.note_failed()
 
 
 class BackgroundThread:

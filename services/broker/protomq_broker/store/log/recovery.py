@@ -33,7 +33,13 @@ from protomq.wire.hashing import crc32c
 from protomq.wire.log_walk import EMPTY, SEAL_HEAD, Seal, WalkedBlock, decode_seal
 from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES
 from protomq_broker.store.errors import CorruptLogError
-from protomq_broker.store.files.disk import Disk, read_fully, write_fully
+from protomq_broker.store.files.disk import (
+    Disk,
+    path_named,
+    read_around,
+    read_fully,
+    write_fully,
+)
 from protomq_broker.store.files.side_files import (
     SideFileDamagedError,
     read_json_file,
@@ -53,6 +59,7 @@ CorruptionMode = Literal["refuse", "quarantine"]
 
 SEARCH_BLOCK_SIZE_BYTES: Final = 4 << 20
 PROBE_BLOCK_SIZE_BYTES: Final = 64 << 10
+CRC_SIZE_BYTES: Final = 4
 _ZEROS: Final = bytes(SEARCH_BLOCK_SIZE_BYTES)
 
 
@@ -161,7 +168,8 @@ def recover_log(
     `written_position`: up to where the log was certainly written, synced or not, and must be there; 0 if the page cache is another
     one. `before_cut` is called before a torn tail is cut: once it is, nothing tells it from a log that ended there.
 
-    Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed.
+    Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed. Raises OSError if the disk
+    cannot read what is walked: nothing is cut for that, nor put into quarantine. Nobody would know which offsets were given there.
     """
     damaged = [
         found
@@ -327,7 +335,8 @@ def rewrite_unsynced(disk: Disk, folder: SegmentFolder, start: int, end: int) ->
         stop = min(end, segment.end_position)
         while at < stop:
             offset = at - segment.base_position
-            data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, stop - at), offset)
+            with path_named(segment.path):
+                data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, stop - at), offset)
             if not data:
                 break
             write_fully(disk, segment.fd, data, offset)
@@ -335,16 +344,25 @@ def rewrite_unsynced(disk: Disk, folder: SegmentFolder, start: int, end: int) ->
         disk.fsync(segment.fd)
 
 
-def find_resync(disk: Disk, folder: SegmentFolder, position: int) -> Resync | None:
-    """The first place behind `position` from which on the log holds again: at least one append does, chained to the seal before it."""
+def find_resync(
+    disk: Disk, folder: SegmentFolder, position: int, *, unreadable_is_damage: bool = False
+) -> Resync | None:
+    """The first place behind `position` from which on the log holds again: at least one append does, chained to the seal before it.
+
+    `unreadable_is_damage`: what the disk cannot read is skipped. Else it raises OSError.
+    """
     for segment in folder.overlapping(position + 1, 1 << 63):
         first = max(position + 1 - segment.base_position, 0)
         for start, end in disk.written_ranges(segment.fd, first, segment.size_bytes):
             at = max(start - SEAL_SIZE_BYTES + 1, first)
             while at < end:
                 size_bytes = min(SEARCH_BLOCK_SIZE_BYTES, end + SEAL_SIZE_BYTES - at)
-                data = read_fully(disk, segment.fd, size_bytes, at)
-                found = _resync_in(disk, folder, data, segment.base_position + at)
+                with path_named(segment.path):
+                    if unreadable_is_damage:
+                        data, _ = read_around(disk, segment.fd, size_bytes, at)
+                    else:
+                        data = read_fully(disk, segment.fd, size_bytes, at)
+                found = _resync_in(disk, folder, data, segment.base_position + at, unreadable_is_damage=unreadable_is_damage)
                 if found is not None:
                     return found
                 if len(data) < SEARCH_BLOCK_SIZE_BYTES:
@@ -418,7 +436,8 @@ def merged_ranges(damaged: Sequence[DamagedRange]) -> list[DamagedRange]:
 def is_filled(
     disk: Disk, folder: SegmentFolder, damage: DamagedRange, previous_crc32c: int | None
 ) -> bool:
-    """Whether a damaged range was repaired: it holds padding, chained to what stands before it and behind it.
+    """Whether a damaged range was repaired: it holds padding, chained to what stands before it and behind it. What the disk cannot read
+    does not.
 
     `previous_crc32c`: with which the chain comes to the range; None if nobody knows it.
     """
@@ -428,6 +447,7 @@ def is_filled(
         damage.start_position,
         previous_crc32c,
         end_position=damage.end_position,
+        unreadable_is_damage=True,
     )
     if any(block.runs for block in walker):
         return False
@@ -441,8 +461,10 @@ def is_repaired(disk: Disk, folder: SegmentFolder, damage: DamagedRange) -> bool
     if segment is None:
         return False
     offset = damage.start_position - segment.base_position
-    crc = int.from_bytes(segment.read(offset - 4, 4), "little") if offset else None
-    return is_filled(disk, folder, damage, crc)
+    before = segment.read_if_readable(offset - CRC_SIZE_BYTES, CRC_SIZE_BYTES) if offset else None
+    if before == b"":
+        return False
+    return is_filled(disk, folder, damage, None if before is None else int.from_bytes(before, "little"))
 
 
 def write_quarantine(disk: Disk, path: str, damaged: Sequence[DamagedRange]) -> None:
@@ -459,7 +481,9 @@ def write_quarantine(disk: Disk, path: str, damaged: Sequence[DamagedRange]) -> 
     write_json_file(disk, path, {"ranges": ranges})
 
 
-def _resync_in(disk: Disk, folder: SegmentFolder, data: bytes, base_position: int) -> Resync | None:
+def _resync_in(
+    disk: Disk, folder: SegmentFolder, data: bytes, base_position: int, *, unreadable_is_damage: bool
+) -> Resync | None:
     """The first seal in `data` that stands where it says and after which an append holds."""
     at = data.find(SEAL_HEAD)
     while at >= 0:
@@ -471,6 +495,7 @@ def _resync_in(disk: Disk, folder: SegmentFolder, data: bytes, base_position: in
                 seal.end_position,
                 seal.crc32c,
                 block_size_bytes=PROBE_BLOCK_SIZE_BYTES,
+                unreadable_is_damage=unreadable_is_damage,
             )
             block = next(iter(probe), None)
             if block is not None:
@@ -521,7 +546,8 @@ def _written_behind(disk: Disk, folder: SegmentFolder, position: int) -> Iterato
         first = max(position - segment.base_position, 0)
         for start, end in disk.written_ranges(segment.fd, first, segment.size_bytes):
             for at in range(start, end, SEARCH_BLOCK_SIZE_BYTES):
-                data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, end - at), at)
+                with path_named(segment.path):
+                    data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, end - at), at)
                 if data != _ZEROS[: len(data)]:
                     yield segment.base_position + at + len(data.rstrip(b"\x00"))
 
@@ -545,17 +571,21 @@ def _cut_torn_tail(folder: SegmentFolder, position: int, problem: str, size_byte
     folder.clear_from(position)
 
 
-def chain_at_end(segment: SegmentFile | None) -> int | None:
-    """CRC of the seal that ends where the segment ends, None if there is none."""
-    seal = seal_at_end(segment)
+def chain_at_end(segment: SegmentFile | None, *, unreadable_is_damage: bool = False) -> int | None:
+    """The CRC that the chain of seals has where the segment ends, None if that is unknown. As `seal_at_end`."""
+    seal = seal_at_end(segment, unreadable_is_damage=unreadable_is_damage)
     return seal.crc32c if seal is not None else None
 
 
-def seal_at_end(segment: SegmentFile | None) -> Seal | None:
-    """The seal that ends where the segment ends, None if there is none."""
+def seal_at_end(segment: SegmentFile | None, *, unreadable_is_damage: bool = False) -> Seal | None:
+    """The seal that ends where the segment ends, None if there is none.
+
+    `unreadable_is_damage`: what the disk cannot read is no seal, else it raises OSError.
+    """
     if segment is None:
         return None
-    seal = decode_seal(segment.read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
+    read = segment.read_if_readable if unreadable_is_damage else segment.read
+    seal = decode_seal(read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
     return seal if seal is not None and seal.end_position == segment.end_position else None
 
 

@@ -27,10 +27,12 @@ from protomq.wire.record import (
     SEAL_TAG,
     encode_seal,
 )
-from protomq_broker.store.files.disk import Disk, path_named, read_fully
+from protomq_broker.store.files.disk import Disk, path_named, read_fully, read_readable
 
-from .segment import SegmentFolder
+from .segment import SegmentFile, SegmentFolder
 
+UNREADABLE: Final = "the disk cannot read it (Input/output error)"
+"""What is wrong where a walk takes that for damage."""
 WALK_BLOCK_SIZE_BYTES: Final = 1 << 20
 """Fits into the processor's cache: 1.7 GB/s here with records of 500 bytes, 1.2 GB/s with blocks of 8 MiB."""
 
@@ -70,13 +72,19 @@ def chain_holds(
     return crc == previous_crc32c
 
 
-def seal_before(folder: SegmentFolder, position: int) -> Seal | None:
-    """The seal that stands right before a position; None if there is none. Its CRC is not checked."""
+def seal_before(
+    folder: SegmentFolder, position: int, *, unreadable_is_damage: bool = False
+) -> Seal | None:
+    """The seal that stands right before a position; None if there is none. Its CRC is not checked.
+
+    `unreadable_is_damage`: what the disk cannot read is no seal, else it raises OSError. It may be a good one.
+    """
     segment = folder.at(position - 1) if position else None
     at = position - SEAL_SIZE_BYTES - segment.base_position if segment is not None else -1
     if segment is None or at < 0:
         return None
-    seal = decode_seal(segment.read(at, SEAL_SIZE_BYTES), 0)
+    read = segment.read_if_readable if unreadable_is_damage else segment.read
+    seal = decode_seal(read(at, SEAL_SIZE_BYTES), 0)
     return seal if seal is not None and seal.end_position == position else None
 
 
@@ -131,8 +139,13 @@ class LogWalker:
         skips: Mapping[int, Skip] | None = None,
         block_size_bytes: int = WALK_BLOCK_SIZE_BYTES,
         end_position: int | None = None,
+        unreadable_is_damage: bool = False,
     ) -> None:
-        """`end_position`: where an append is known to end: the walk ends there, and nothing behind it is looked at."""
+        """`end_position`: where an append is known to end: the walk ends there, and nothing behind it is looked at.
+
+        `unreadable_is_damage`: at what the disk cannot read the walk ends with the problem UNREADABLE, else it raises OSError. Whoever
+        cuts where a walk ends must not take the one for the other.
+        """
         self.position = position
         self.crc32c = crc32c
         self.last_seal: Seal | None = None
@@ -142,6 +155,7 @@ class LogWalker:
         self._skips = skips or {}
         self._block_size_bytes = block_size_bytes
         self._end_position = 1 << 63 if end_position is None else end_position
+        self._unreadable_is_damage = unreadable_is_damage
 
     @property
     def ended_cleanly(self) -> bool:
@@ -181,7 +195,9 @@ class LogWalker:
             left = min(segment.end_position, self._end_position) - self.position
             size_bytes = min(size_bytes, left)
             with path_named(segment.path):
-                data = read_fully(self._disk, segment.fd, size_bytes, self.position - segment.base_position)
+                data, is_stuck = self._read(segment, size_bytes)
+            if is_stuck and not data:
+                return WalkedBlock(self.position, b"", problem=UNREADABLE)
             if not data:
                 return WalkedBlock(self.position, b"", problem="the segment file is cut short")
             block = walk_appends(data, self.position, self.crc32c)
@@ -191,6 +207,9 @@ class LogWalker:
                 )
             if block.seals or block.problem:
                 return block
+            if is_stuck:
+                block.problem = UNREADABLE
+                return block
             if len(data) < size_bytes:
                 block.problem = "the segment file is cut short"
                 return block
@@ -198,3 +217,10 @@ class LogWalker:
                 block.problem = "an append runs beyond where it must end"
                 return block
             size_bytes *= 2
+
+    def _read(self, segment: SegmentFile, size_bytes: int) -> tuple[bytes, bool]:
+        """(what stands at the position, whether the disk could not read further)."""
+        offset = self.position - segment.base_position
+        if self._unreadable_is_damage:
+            return read_readable(self._disk, segment.fd, size_bytes, offset)
+        return read_fully(self._disk, segment.fd, size_bytes, offset), False

@@ -14,12 +14,21 @@ Only one thread at a time may create or remove (`CommitLog` holds a lock around 
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from protomq_broker.store.errors import StoreSettingsError
-from protomq_broker.store.files.disk import Disk, read_fully, write_fully
+from protomq_broker.store.files.disk import (
+    PAGE_SIZE_BYTES,
+    UNREADABLE_ERRNOS,
+    Disk,
+    read_again,
+    read_fully,
+    read_readable,
+    write_fully,
+)
 
 SEGMENT_NAME: Final = re.compile(r"\d{20}")
 TEMPORARY_SUFFIX: Final = ".tmp"
@@ -37,6 +46,7 @@ class SegmentFile:
         "_disk",
         "base_position",
         "end_position",
+        "failed_read_count",
         "fd",
         "path",
         "size_bytes",
@@ -49,6 +59,8 @@ class SegmentFile:
         self.base_position = base_position
         self.size_bytes = size_bytes
         self.end_position = base_position + size_bytes
+        self.failed_read_count = 0
+        """Reads that the disk has failed for good: what is believed of the file is to be proved again."""
 
     def fileno(self) -> int:
         """The descriptor, for sendfile."""
@@ -58,8 +70,28 @@ class SegmentFile:
         """Bytes of the segment; less where the file is cut short. Raises OSError, with the path."""
         try:
             return self._disk.pread(self.fd, size_bytes, segment_offset)
-        except OSError as error:  # of a file that is open, the system does not name it
-            raise OSError(error.errno, error.strerror, self.path) from error
+        except OSError as error:
+            first = error
+        try:
+            if first.errno in UNREADABLE_ERRNOS:
+                return read_again(self._disk, self.fd, size_bytes, segment_offset)
+        except OSError:
+            self.note_failed_read()
+        # Of a file that is open, the system does not name it.
+        raise OSError(first.errno, first.strerror, self.path) from first
+
+    def read_if_readable(self, segment_offset: int, size_bytes: int) -> bytes:
+        """As `read`; nothing where the disk cannot read: as of damage, nobody believes anything of it."""
+        try:
+            return self.read(segment_offset, size_bytes)
+        except OSError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            return b""
+
+    def note_failed_read(self) -> None:
+        """The disk could not read what somebody wanted of the file."""
+        self.failed_read_count += 1
 
     def stored_size_bytes(self) -> int:
         """Size of the file: that of the segment, unless it is cut short."""
@@ -193,16 +225,46 @@ class SegmentFolder:
         """
         if not segment.is_shared:
             return segment
-        disk, temporary = self._disk, segment.path + TEMPORARY_SUFFIX
-        fd = disk.create(temporary)
-        try:
-            disk.truncate(fd, 0)
-            disk.allocate(fd, self.segment_size_bytes)
+        disk = self._disk
+
+        def copy_to(fd: int) -> None:
             kept = self.segment_size_bytes if kept_size_bytes is None else kept_size_bytes
             for start, end in disk.written_ranges(segment.fd, 0, kept):
                 for at in range(start, end, COPY_BLOCK_SIZE_BYTES):
                     data = read_fully(disk, segment.fd, min(COPY_BLOCK_SIZE_BYTES, end - at), at)
                     write_fully(disk, fd, data, at)
+
+        why = "a backup has this segment as a hard link, so it is changed in a copy"
+        return self._replaced(segment, copy_to, why)
+
+    def healed_copy(
+        self, segment: SegmentFile, data: memoryview, segment_offset: int, damaged: Sequence[tuple[int, int]]
+    ) -> SegmentFile:
+        """A new file with `data` at `segment_offset` takes the segment's place, durably: the old one does not take it.
+
+        `damaged`: parts [start, end) of the segment that nobody is given. Only these read as zeros where the disk cannot read them.
+        Readers keep the old file. After a crash it is the one or the other. Raises OSError, as `unshared` does.
+        """
+        disk, healed_end = self._disk, segment_offset + len(data)
+
+        def copy_to(fd: int) -> None:
+            for start, end in disk.written_ranges(segment.fd, 0, self.segment_size_bytes):
+                for first, behind in ((start, min(end, segment_offset)), (max(start, healed_end), end)):
+                    for at in range(first, behind, COPY_BLOCK_SIZE_BYTES):
+                        size_bytes = min(COPY_BLOCK_SIZE_BYTES, behind - at)
+                        write_fully(disk, fd, _read_sparing(disk, segment, size_bytes, at, damaged), at)
+            write_fully(disk, fd, data, segment_offset)
+
+        return self._replaced(segment, copy_to, "the disk does not take this segment's healed bytes, so they stand in a copy")
+
+    def _replaced(self, segment: SegmentFile, copy_to: Callable[[int], None], why: str) -> SegmentFile:
+        """The segment in a new file, to which `copy_to` writes what is not zero. Raises OSError, which says `why` it is copied."""
+        disk, temporary = self._disk, segment.path + TEMPORARY_SUFFIX
+        fd = disk.create(temporary)
+        try:
+            disk.truncate(fd, 0)
+            disk.allocate(fd, self.segment_size_bytes)
+            copy_to(fd)
             disk.fsync(fd)
             disk.rename(temporary, segment.path)
         except OSError as error:
@@ -211,8 +273,7 @@ class SegmentFolder:
                 disk.unlink(temporary)
             raise OSError(
                 error.errno,
-                f"a backup has this segment as a hard link, so it is changed in a copy of {self.segment_size_bytes} bytes, which cannot be"
-                f" made: {error.strerror}",
+                f"{why} of {self.segment_size_bytes} bytes, which cannot be made: {error.strerror}",
                 segment.path,
             ) from error
         copy = SegmentFile(disk, segment.path, fd, segment.base_position, segment.size_bytes)
@@ -249,3 +310,23 @@ class SegmentFolder:
         self._disk.truncate(segment.fd, kept_size_bytes)
         self._disk.allocate(segment.fd, self.segment_size_bytes)
         self._disk.fsync(segment.fd)
+
+
+def _read_sparing(
+    disk: Disk, segment: SegmentFile, size_bytes: int, segment_offset: int, damaged: Sequence[tuple[int, int]]
+) -> bytes:
+    """A part of a segment, with zeros for pages that the disk cannot read. Raises OSError if one does not lie in a damaged part."""
+    parts: list[bytes] = []
+    at, end = segment_offset, segment_offset + size_bytes
+    while at < end:
+        data, is_stuck = read_readable(disk, segment.fd, end - at, at)
+        parts.append(data)
+        at += len(data)
+        if not is_stuck:
+            break
+        page_end = min(end, at - at % PAGE_SIZE_BYTES + PAGE_SIZE_BYTES)
+        if not any(start <= at and page_end <= behind for start, behind in damaged):
+            raise OSError(errno.EIO, f"the disk cannot read it at {at}, and nobody has looked there yet", segment.path)
+        parts.append(bytes(page_end - at))
+        at = page_end
+    return b"".join(parts)

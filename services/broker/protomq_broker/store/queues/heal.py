@@ -253,6 +253,7 @@ class QueueHealer:
             start.crc32c,
             skips=skips_of(damaged),
             block_size_bytes=BLOCK_SIZE_BYTES,
+            unreadable_is_damage=True,
         )
         self._blocks = iter(self._walker)
 
@@ -285,7 +286,7 @@ class QueueHealer:
         if not self._is_second_look:
             self._look_from(StartPoint(position, walker.crc32c), again=True)
             return
-        found = find_resync(self._disk, self._folder, position)
+        found = find_resync(self._disk, self._folder, position, unreadable_is_damage=True)
         if found is None or found.position > self._state.flushed_position():
             self._note_obstacle(position, walker.problem)
             return

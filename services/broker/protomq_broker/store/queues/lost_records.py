@@ -8,7 +8,7 @@ import numpy as np
 
 from protomq.wire.log_walk import WalkedBlock, find_fields
 from protomq.wire.record import PHYSICAL_OFFSET_AT
-from protomq_broker.store.files.disk import Disk, read_fully
+from protomq_broker.store.files.disk import Disk, path_named, read_fully
 from protomq_broker.store.log.append import CorruptRecordError, ScannedRecords
 from protomq_broker.store.log.kinds import is_queued
 from protomq_broker.store.log.record_scan import read_trailers
@@ -21,11 +21,15 @@ from .queue_ends import QueueEnd
 def records_that_seem_whole(
     disk: Disk, folder: SegmentFolder, start: int, end: int
 ) -> Iterator[ScannedRecords]:
-    """The records of a damaged range, one by one, that say that they stand where they stand."""
+    """The records of a damaged range, one by one, that say that they stand where they stand.
+
+    Raises OSError if the disk cannot read some of it: nobody knows which offsets are given there.
+    """
     for segment in folder.overlapping(start, end):
         base = max(start, segment.base_position)
         size = min(end, segment.end_position) - base
-        data = read_fully(disk, segment.fd, size, base - segment.base_position)
+        with path_named(segment.path):
+            data = read_fully(disk, segment.fd, size, base - segment.base_position)
         for at, field_size in zip(*find_fields(data), strict=True):
             if _stamped_position(data, at + field_size) != base + at:
                 continue

@@ -126,7 +126,7 @@ class TimerRebuild:
             if position >= end:
                 break
             # It does not hold here, which nobody has met before: as a start does, what follows it is looked for.
-            found = find_resync(self._disk, self._folder, position)
+            found = find_resync(self._disk, self._folder, position, unreadable_is_damage=True)
             if found is None:
                 raise StoreError(f"the log cannot be read at position {position}: {walker.problem}")
             self._quarantine.add(
@@ -144,6 +144,7 @@ class TimerRebuild:
             skips=skips_of(self._quarantine.skip()),
             block_size_bytes=BLOCK_SIZE_BYTES,
             end_position=end,
+            unreadable_is_damage=True,
         )
 
     def _take_block(self, block: WalkedBlock) -> None:
