@@ -34,10 +34,12 @@ def test_an_interrupt_that_breaks_off_no_system_call_ends_the_wait() -> None:
     reading, writing = os.pipe()
     waiting = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
 
+    begun = threading.Event()
     ended = threading.Event()
     gave_up = threading.Event()
 
     def interrupt() -> None:
+        begun.wait()
         asleep = 0
         while asleep < 50:  # Else it may only wait for this thread.
             asleep = asleep + 1 if waiting.read_text().rpartition(")")[2].split()[0] == "S" else 0
@@ -50,6 +52,7 @@ def test_an_interrupt_that_breaks_off_no_system_call_ends_the_wait() -> None:
     with open(reading, "rb") as stream:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
+            begun.set()  # An interrupt before this would end the test run.
             next(chunks(stream, 4))
         ended.set()
         thread.join()
