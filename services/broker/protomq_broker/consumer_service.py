@@ -28,9 +28,9 @@ from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, unparsable
 
 from .forks import settle_commit
+from .found_log import FoundLog
 from .group_lag import lag_of, place_of, queues_of
 from .request_times import AHEAD_MAX_MS, time_ms_of
-from .slave_gate import replica_behind
 from .store.state.popped_queue import QueueOfGroup
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import (
@@ -65,7 +65,7 @@ class ConsumerService:
 
     def __init__(self, store: Store, commits: OffsetCommits, clock: Clock) -> None:
         self._store = store
-        self._start_position = store.positions.appended
+        self._found = FoundLog(store)
         self._commits = commits
         self._clock = clock
 
@@ -158,13 +158,9 @@ class ConsumerService:
 
         A reader who begins at the end would get again what others had. A slave tells what it has.
         """
-        lacks_news = self._store.positions.readable < self._start_position and self._store.is_leading
-        min_offset, readable_end = self._store.queue_range(topic, queue_id)
-        if lacks_news:
-            end_offset = self._store.appended_end_offset(topic, queue_id)
-            if readable_end < end_offset:
-                raise replica_behind(topic, queue_id, end_offset, readable_end)
-        return min_offset, readable_end
+        if self._store.is_leading:
+            self._found.check_readable(topic, queue_id)
+        return self._store.queue_range(topic, queue_id)
 
     @tells_store_errors
     def get_lag(self, request: GetLagRequest, context: CallContext) -> GetLagResponse:

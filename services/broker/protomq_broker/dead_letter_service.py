@@ -45,8 +45,8 @@ from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .admin_service import check_page_token, page_size_of
+from .found_log import FoundLog
 from .request_times import AHEAD_MAX_MS, time_ms_of
-from .slave_gate import replica_behind
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.queues.reading import ReadStatus
@@ -105,7 +105,7 @@ class DeadLetterService:
 
     def __init__(self, store: Store, writer: SystemWriter, permit: WritePermit, changes: StateChanges, clock: Clock) -> None:
         self._store = store
-        self._start_position = store.positions.appended
+        self._found = FoundLog(store)
         self._clock = clock
         self._writer = writer
         self._permit = permit
@@ -205,16 +205,10 @@ class DeadLetterService:
         if 0 < request.end_offset < request.begin_offset:
             raise invalid_argument("end_offset", "is before begin_offset: nothing has died between")
         topic = self._topic_of(request.consumer_group)
-        self._check_news(topic)
+        # A replay would leave out dead letters that may not be read yet.
+        self._found.check_readable(topic.name, QUEUE_ID)
         asked.incarnation = topic.incarnation
         asked.named = self._look_up(request.message_ids, topic, asked.response)
-
-    def _check_news(self, topic: TopicConfig) -> None:
-        """Raises ServiceError while dead letters from before this broker led may not be read yet: a replay would leave them out."""
-        readable_end = self._store.queue_range(topic.name, QUEUE_ID)[1]
-        end_offset = self._store.appended_end_offset(topic.name, QUEUE_ID)
-        if self._store.positions.readable < self._start_position and readable_end < end_offset:
-            raise replica_behind(topic.name, QUEUE_ID, end_offset, readable_end)
 
     def _topic_of(self, group: str) -> TopicConfig:
         name = dead_letter_topic(group)

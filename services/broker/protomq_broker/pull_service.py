@@ -26,6 +26,7 @@ from protomq_runtime.regions import read_regions
 from .filter_searches import key_of
 from .filtered_pulls import FilteredPulls
 from .forks import fork_answer
+from .found_log import FoundLog
 from .group_members import MEMBER_SIZE_MAX, GroupMembers
 from .holds import Hold, LaneHolds, QueueKey
 from .plain_bodies import with_plain_bodies
@@ -103,8 +104,7 @@ class PullService:
         self._groups = store.groups
         self._commits = commits
         self._config = config
-        self._start_position = store.positions.appended
-        """An earlier master may have served the log up to here, even if this master does not know that it is confirmed."""
+        self._found = FoundLog(store)
         self.members = GroupMembers(clock)
         self.hold_durations = Durations(HOLD_BOUNDS_S)
         """Time from the hold of a pull until its answer, or until its caller is gone."""
@@ -334,7 +334,7 @@ class PullService:
         return (
             self._config.role is BrokerRole.SLAVE
             or log_epoch > self._store.last_epoch
-            or self._store.positions.readable < self._start_position
+            or not self._found.is_readable
         )
 
     def _commit(self, request: PullRequest, incarnation: int) -> None:

@@ -51,6 +51,7 @@ from .failed_messages import (
     find_messages,
     place_of,
 )
+from .found_log import FoundLog
 from .store.state.group_settings import GroupSettings, plan_retry
 from .store.state.topics import topic_of_broker
 from .store.timer.delay_levels import DelayError, checked_delay_ms, delay_of_level, due_behind
@@ -173,8 +174,7 @@ class SendBacks:
         log_time: LogTime,
     ) -> None:
         self._store = store
-        self._start_position = store.positions.appended
-        """An earlier master may have served the log up to here, even if this master does not know that it is confirmed."""
+        self._found = FoundLog(store)
         self._levels_ms = config.delay_levels_ms
         self._wait_ms = config.sync_flush_timeout_ms
         self._writer = writer
@@ -325,7 +325,7 @@ class SendBacks:
         group = asked[0].group
         messages = [message for each in asked for message in each.messages]
         places = [place for each in asked for place in each.places]
-        lacks_news = self._store.positions.readable < self._start_position
+        lacks_news = not self._found.is_readable
         size_max_bytes = SIZE_MAX_BYTES if len(asked) == 1 else APPEND_SIZE_BYTES
         found, incarnations = find_messages(self._store, messages, places, size_max_bytes, lacks_news=lacks_news)
         settings = self._store.groups.find(group)
