@@ -357,7 +357,7 @@ class PopWorld:
             if answered is not None or any(pop is not None and pop.answered for pop, _ in begun):
                 for skipped, fresh in parts:
                     self._note_reset(skipped, fresh, deaths)
-                self._take_all(begun)
+            self._take_all(begun)
             self._come_back()
         answered.response()
         self.did["resets"] += 1
