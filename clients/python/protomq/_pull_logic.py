@@ -817,7 +817,7 @@ class PullState:
             if state.waiting:
                 self._line.append(queue)
             if state.tags:  # The broker compared hashes.
-                part = _with_tags(part, state.tags)
+                part = with_tags(part, state.tags)
             left_count -= len(part)
             parts.append((queue, part))
             if one_queue:
@@ -985,7 +985,7 @@ def _deleted(queue: MessageQueue) -> TopicNotFoundError:
     return error
 
 
-def _with_tags(messages: list[Message], tags: tuple[str, ...]) -> list[Message]:
+def with_tags(messages: list[Message], tags: tuple[str, ...]) -> list[Message]:
     """Those that have one of the tags, and those whose tag is damaged: the user gets an error rather than missing a message."""
     try:
         return [message for message in messages if message.tag in tags]
