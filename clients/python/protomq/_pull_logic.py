@@ -673,7 +673,9 @@ class PullState:
             loop.came_back()
         still_open = self._open_in_loops(with_current=loop is not None)
         for state in self._handed_out:
-            state.safe_position = _open_from(state, still_open)
+            safe = _open_from(state, still_open)
+            # A commit in another loop may have counted the message that this one is at: that is not taken back.
+            state.safe_position = safe if state.safe_position is None else max(state.safe_position, safe)
         self._handed_out = [state for state, _ in still_open.values()]
 
     def _open_in_loops(self, *, with_current: bool) -> dict[int, tuple[_Queue, int]]:
