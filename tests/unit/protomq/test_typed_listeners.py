@@ -262,8 +262,8 @@ def test_the_log_says_what_a_listener_did_that_was_not_given_all_of_its_batch(
 class Unreadable(StoredMessage):
     """Its codec is not installed here."""
 
-    @property
-    def body(self) -> bytes:
+    @property  # type: ignore[misc]
+    def body(self) -> bytes:  # type: ignore[override]
         raise CompressionError("no such codec")
 
 
