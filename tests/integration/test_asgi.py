@@ -185,6 +185,10 @@ async def test_a_lifespan_of_ones_own_takes_it_in_and_one_at_a_time(protomq_serv
                 pass
         with pytest.raises(ConfigurationError, match="the application has started"):
             billing.subscribe("more", print)
+        with pytest.raises(ConfigurationError, match="the application has started"):
+            billing.unsubscribe(protomq_topic)
+        assert messaging.is_running
+    async with messaging.lifespan():  # With the listener that it had.
         assert messaging.is_running
 
 

@@ -22,6 +22,7 @@ from protomq import (
     OutgoingMessage,
     Producer,
     PullConsumer,
+    SimpleConsumer,
 )
 from protomq._methods import SEND
 from protomq._transport import SyncTransport
@@ -111,6 +112,19 @@ def test_a_consumer_finds_it(damaged: Damaged, transport: Transport, tags: tuple
         consumer.subscribe(damaged.topic, tags=tags)
         while len(got) < len(damaged.ids):
             got += consumer.poll(20)
+    assert_found(got, len(damaged.ids))
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("tags", [(), ("TAG-3",)])
+def test_a_simple_consumer_finds_it_and_gets_what_stands_behind(damaged: Damaged, transport: Transport, tags: tuple[str, ...]) -> None:
+    got: list[Message] = []
+    group = f"simple-{transport}-{len(tags)}"
+    with SimpleConsumer(group, namesrv=damaged.broker.namesrv, transport=transport) as consumer:
+        while len(got) < len(damaged.ids):
+            found = consumer.receive(damaged.topic, hold_s=20, tags=tags)
+            assert not consumer.ack(found)
+            got += found
     assert_found(got, len(damaged.ids))
 
 

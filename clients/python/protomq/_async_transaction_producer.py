@@ -97,6 +97,8 @@ class AsyncTransaction:
     def __init__(self, producer: AsyncTransactionProducer, half: HalfResult) -> None:
         self.half = half
         self._producer = producer
+        self._tried: TransactionDecision | None = None
+        """What the program has decided last, whether the broker has taken it or not."""
         self._is_ended = False
 
     @property
@@ -118,6 +120,7 @@ class AsyncTransaction:
         await self._end(TransactionDecision.ROLL_BACK, timeout_s)
 
     async def _end(self, decision: TransactionDecision, timeout_s: float | None) -> None:
+        self._tried = decision
         await self._producer.end(self.half, decision, timeout_s=timeout_s)
         self._is_ended = True
 
@@ -128,9 +131,11 @@ class AsyncTransaction:
         if self._is_ended:
             return
         if error is None:
-            await self.commit()
+            await self._end(self._tried or TransactionDecision.COMMIT, None)
             return
         if not isinstance(error, Exception):  # an interrupt: what it interrupted may be done
+            return
+        if self._tried is TransactionDecision.COMMIT:  # The broker may have it. If not, it asks: the work is done.
             return
         try:
             await self.roll_back()

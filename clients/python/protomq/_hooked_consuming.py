@@ -12,6 +12,7 @@ from ._hook_points import HookPoints
 from ._loops import Loop
 from ._message import Message
 from ._push_results import Listener, Said, failure_of, judge
+from ._typed_listeners import OfAll
 from .hooks import ConsumeContext
 
 NOT_DEALT_WITH: Final = "the consumer was closed without a commit"
@@ -31,7 +32,8 @@ def hooked_listener(listener: Listener, hooks: HookPoints, *, in_order: bool = F
 
     def returned(context: ConsumeContext, result: object) -> None:
         failures = judge(result, len(context.messages), is_batch=is_batch, in_order=in_order).failures
-        hooks.after_consume(context, [None if one is None else one.error or "to be retried" for one in failures])
+        error = result.raised if isinstance(result, OfAll) and not isinstance(result.raised, Said) else None
+        hooks.after_consume(context, [None if one is None else one.error or "to be retried" for one in failures], error)
 
     def raised(context: ConsumeContext, error: BaseException) -> None:
         if isinstance(error, Said):

@@ -48,6 +48,7 @@ from ._outages import Outages
 from ._permitted import nothing_to_read
 from ._pop_race import CALL_EXTRA_S, PopRace
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
+from ._pull_logic import with_tags
 from ._requests import reply_steps, reply_timeout_s
 from ._retry import (
     BACKOFF_MAX_S,
@@ -566,7 +567,7 @@ class PopSteps:
         """Those that are wanted; the others are acknowledged."""
         kept = messages
         if wish.tags:  # the broker compares hashes
-            kept = [message for message in kept if message.tag in wish.tags]
+            kept = with_tags(kept, wish.tags)
         if self._hooks.filter:
             kept = self._hooks.kept(kept)
         if len(kept) < len(messages):

@@ -673,7 +673,9 @@ class PullState:
             loop.came_back()
         still_open = self._open_in_loops(with_current=loop is not None)
         for state in self._handed_out:
-            state.safe_position = _open_from(state, still_open)
+            safe = _open_from(state, still_open)
+            # A commit in another loop may have counted the message that this one is at: that is not taken back.
+            state.safe_position = safe if state.safe_position is None else max(state.safe_position, safe)
         self._handed_out = [state for state, _ in still_open.values()]
 
     def _open_in_loops(self, *, with_current: bool) -> dict[int, tuple[_Queue, int]]:
@@ -817,7 +819,7 @@ class PullState:
             if state.waiting:
                 self._line.append(queue)
             if state.tags:  # The broker compared hashes.
-                part = _with_tags(part, state.tags)
+                part = with_tags(part, state.tags)
             left_count -= len(part)
             parts.append((queue, part))
             if one_queue:
@@ -985,7 +987,7 @@ def _deleted(queue: MessageQueue) -> TopicNotFoundError:
     return error
 
 
-def _with_tags(messages: list[Message], tags: tuple[str, ...]) -> list[Message]:
+def with_tags(messages: list[Message], tags: tuple[str, ...]) -> list[Message]:
     """Those that have one of the tags, and those whose tag is damaged: the user gets an error rather than missing a message."""
     try:
         return [message for message in messages if message.tag in tags]

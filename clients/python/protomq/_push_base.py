@@ -175,7 +175,7 @@ class PushBase(OfOneProcess):
         batch_size: int | None = None,
     ) -> None:
         """Gives messages of a topic to `listener`, a function or a coroutine function, one a call; `batch_size`: in lists up to that long.
-        Of an orderly consumer, a list is of one queue, in order.
+        A list is of one queue; of an orderly consumer it is in order.
 
         A type hint says what it takes: the message, or the value in its body, `order: Order` (see `protomq.body_codecs`); with a second
         argument `message: Message` both.

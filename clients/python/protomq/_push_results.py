@@ -25,10 +25,12 @@ from ._delays import delay_of_level_s
 from ._send_back import delay_fields, error_text, said_by
 from ._typed_listeners import OfAll, typed_call
 from ._types import Delay, DelayLevel
-from .errors import SchemaError, WrongTypeError
+from .errors import CompressionError, CorruptMessageError, SchemaError, WrongTypeError
 
 BATCH_SIZE_MAX: Final = 1024
 """RocketMQ's largest consumeMessageBatchMaxSize."""
+_NOT_GIVEN: Final = (SchemaError, CorruptMessageError, CompressionError)
+"""Why a listener of values does not get a message: see Message.value."""
 
 
 class Said(Exception):
@@ -179,10 +181,13 @@ def judge(result: object, count: int, *, is_batch: bool = False, in_order: bool 
             text = f"returned {len(result)} results for {count} message{'s' if count > 1 else ''}"
             return Judgement([failure_of_text(f"the listener {text}")] * count, f"{text}: {'they come' if count > 1 else 'it comes'} again")
         if len(result) == count:
-            parts = [_judge_one(one) for one in result]
+            raised = result.raised if isinstance(result, OfAll) else None
+            parts = [(failure_of(raised), "") if raised is not None and one is raised else _judge_one(one) for one in result]
             failures = [failure for failure, _ in parts]
+            if isinstance(result, OfAll) and result.wrong:
+                return Judgement(failures, f"{result.wrong}: they come again")
             if in_order and not isinstance(result, OfAll):
-                is_stop = (failure and not isinstance(said, SchemaError) for said, failure in zip(result, failures, strict=True))
+                is_stop = (failure and not isinstance(said, _NOT_GIVEN) for said, failure in zip(result, failures, strict=True))
                 first = next((index for index, stops in enumerate(is_stop) if stops), count)
                 failures[first + 1 :] = [BEHIND] * (count - first - 1)
             return Judgement(failures, next((text for _, text in parts if text), ""))
@@ -213,6 +218,8 @@ def _judge_one(result: object) -> tuple[Failure | None, str]:
             return Failure({"error": error_text(error), "delay_ms": delay_ms}, delay_ms), ""
         case SchemaError():
             return failure_of(result), f"is not given what does not decode, it is a dead letter: {said_by(str, result)}"
+        case CorruptMessageError() | CompressionError():
+            return failure_of(result), f"is not given what cannot be read, it comes again: {said_by(str, result)}"
         case BaseException():
             return failure_of(result), f"returned {said_by(repr, result)}: taken as raised"
     if never_run := never_run_text(result):

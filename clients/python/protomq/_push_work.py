@@ -15,6 +15,7 @@ from ._push_results import Failure, Judgement, Listener, Said, failure_of, judge
 from ._push_state import Run
 from ._requests import asks_for_reply
 from ._seldom import SaidSeldom
+from ._typed_listeners import OfAll
 from .errors import SchemaError
 
 logger = logging.getLogger("protomq")
@@ -120,15 +121,18 @@ class Worker:
             self._settle(run, messages, judgement.failures)
 
     def _raised(self, listener: Listener, error: BaseException, count: int) -> Judgement:
+        self._say_raised(listener, error)
+        failure = failure_of(error)
+        if isinstance(error, Said):
+            error.__traceback__ = None  # It may be a constant, raised again and again: its trace would grow.
+        return Judgement([failure] * count)
+
+    def _say_raised(self, listener: Listener, error: BaseException) -> None:
         if not isinstance(error, Said) and self._seldom.is_due((listener.name, type(error))):
             logger.warning(
                 "%s raised %s: its message %s (a further one of this kind is not logged for a minute)",
                 listener.name, type(error).__name__, self._goes(error), exc_info=error,
             )  # fmt: skip
-        failure = failure_of(error)
-        if isinstance(error, Said):
-            error.__traceback__ = None  # It may be a constant, raised again and again: its trace would grow.
-        return Judgement([failure] * count)
 
     def _goes(self, error: BaseException) -> str:
         if not self._comes_again:
@@ -140,6 +144,10 @@ class Worker:
         judgement = judge(result, count, is_batch=listener.batch_size is not None, in_order=run.is_orderly)
         if judgement.nonsense and self._seldom.is_due((listener.name, "nonsense")):
             logger.warning("%s %s", listener.name, judgement.nonsense)
+        if isinstance(result, OfAll) and result.raised is not None:
+            self._say_raised(listener, result.raised)
+            if isinstance(result.raised, Said):
+                result.raised.__traceback__ = None  # As in `_raised`.
         return judgement
 
 

@@ -27,7 +27,7 @@ from ._hook_points import HookPoints
 from ._late_imports import fork_waits
 from ._steps import Block, Steps
 from ._types import MessageQueue, PoppedQueue
-from .errors import ProtocolError
+from .errors import CorruptMessageError, ProtocolError
 from .hooks import ConsumeContext, Hook, SendContext
 from .wire.topics import TRACE_TOPIC
 
@@ -287,13 +287,20 @@ class TraceHook(Hook):
         time_ms, duration_us = context.notes[self], int(context.duration_s * 1e6)
         for message, failure in zip(context.messages, context.failures, strict=True):
             queue = message.queue
-            attempt = queue.attempt - 1 if isinstance(queue, PoppedQueue) else message.attempt
+            attempt = queue.attempt - 1 if isinstance(queue, PoppedQueue) else _attempt_of(message)
             self._tracer.note(
                 Noted(
                     CONSUMED, message.message_id, queue.topic, queue.broker_name, queue.queue_id, message.queue_offset,
                     time_ms, duration_us, (failure or "")[:ERROR_LENGTH_MAX], attempt,
                 )
             )  # fmt: skip
+
+
+def _attempt_of(message: Message) -> int:
+    try:
+        return message.attempt
+    except CorruptMessageError:  # Its record does not say it.
+        return 0
 
 
 def traced(

@@ -81,13 +81,15 @@ class Transaction:
         with producer.begin("bookings", b"...") as transaction:
             book(transaction.message_id)
 
-    Leaving the `with` block commits; an exception rolls back, and goes on. Of one that is never ended, or whose block Ctrl-C or
-    SystemExit ended, the broker asks the check listener.
+    Leaving the `with` block commits, unless `roll_back` was called; an exception rolls back, and goes on. Of one that is never ended,
+    or whose block Ctrl-C or SystemExit ended, the broker asks the check listener. So it does where the error of a `commit` ended the block.
     """
 
     def __init__(self, producer: TransactionProducer, half: HalfResult) -> None:
         self.half = half
         self._producer = producer
+        self._tried: TransactionDecision | None = None
+        """What the program has decided last, whether the broker has taken it or not."""
         self._is_ended = False
 
     @property
@@ -112,6 +114,7 @@ class Transaction:
         self._end(TransactionDecision.ROLL_BACK, timeout_s)
 
     def _end(self, decision: TransactionDecision, timeout_s: float | None) -> None:
+        self._tried = decision
         self._producer.end(self.half, decision, timeout_s=timeout_s)
         self._is_ended = True
 
@@ -122,9 +125,11 @@ class Transaction:
         if self._is_ended:
             return
         if error is None:
-            self.commit()
+            self._end(self._tried or TransactionDecision.COMMIT, None)
             return
         if not isinstance(error, Exception):  # an interrupt: what it interrupted may be done
+            return
+        if self._tried is TransactionDecision.COMMIT:  # The broker may have it. If not, it asks: the work is done.
             return
         try:
             self.roll_back()

@@ -5,8 +5,8 @@
     def bill(order: Order, message: Message): ...           both
     def bill(orders: list[Order]): ...                      with batch_size=N; and with (orders: list[Order], messages: list[Message])
 
-A body that does not decode is a SchemaError, as if the listener had raised it: a dead letter at once. In a batch the listener gets the
-others.
+A body that does not decode is a SchemaError, as if the listener had raised it: a dead letter at once. A message that is damaged, or
+whose body cannot be unpacked, comes again. In a batch the listener gets the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from ._message import Message
 from .body_codecs import codec_of
-from .errors import ConfigurationError, SchemaError
+from .errors import ConfigurationError, ProtomqError
 
 _LISTS: Final = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _ANYTHING: Final = (inspect.Parameter.empty, Any, object)
@@ -30,7 +30,13 @@ _MESSAGE_TEXT: Final = re.compile(r"(?:(?:\w+\.)*(?:list|List|Sequence|Iterable|
 
 
 class OfAll(list[object]):
-    """What a listener of a batch said of all that it was given, with the errors of what it was not: one for each message."""
+    """What a listener of a batch said of all that it was given, with the errors of what it was not: one for each message.
+
+    `raised`: what it has raised, if it did. `wrong`: what it has returned otherwise that says nothing; its messages have the error of that.
+    """
+
+    raised: Exception | None = None
+    wrong = ""
 
 
 class Taken(NamedTuple):
@@ -77,21 +83,28 @@ def _taken(first: Any, second: Any, name: str, is_batch: bool) -> Taken:
             if first in _LISTS:
                 return MESSAGES
             raise ConfigurationError(f"{name} takes {_text(first)}, but it is given lists: hint list[...], or leave batch_size out")
-        (first,) = typing.get_args(first)
+        first = _item(first)
         if first in (Any, object):
             return MESSAGES
         if second is not None and typing.get_origin(second) in _LISTS:
-            (second,) = typing.get_args(second)
+            second = _item(second)
     if isinstance(first, type) and issubclass(first, Message):
         return MESSAGES
     if not is_batch and (typing.get_origin(first) or first) in _LISTS:
         raise ConfigurationError(f"{name} takes {_text(first)}, but it is given one message a call: subscribe it with batch_size=N")
     if first is not bytes and codec_of(first) is None:
+        takes, hint = (f"a list of {_text(first)}", "list[...] of ") if is_batch else (_text(first), "")
         raise ConfigurationError(
-            f"{name} takes {_text(first)}, which no body codec decodes: hint Message, bytes, str, dict, a protobuf or pydantic class, or "
+            f"{name} takes {takes}, which no body codec decodes: hint {hint}Message, bytes, str, dict, a protobuf or pydantic class, or "
             "add a codec by protomq.body_codecs.register_body_codec"
         )
     return Taken(first, isinstance(second, type) and issubclass(second, Message))
+
+
+def _item(hint: Any) -> Any:
+    """Of what a hint for a list is one; Any of a bare `typing.List`."""
+    items = typing.get_args(hint)
+    return items[0] if len(items) == 1 else Any
 
 
 def _hints(call: Callable[..., Any], name: str) -> tuple[Any, Any, int]:
@@ -175,9 +188,10 @@ def _batch_call(call: Callable[..., Any], taken: Taken) -> Callable[[Sequence[Me
         if len(batch.values) == len(messages):
             return call(*batch.arguments())
         try:
-            return batch.outcomes(call(*batch.arguments()))
+            result = call(*batch.arguments())
         except Exception as error:
-            return batch.outcomes(error)
+            return batch.raised(error)
+        return batch.outcomes(result)
 
     return decode_and_call
 
@@ -192,9 +206,10 @@ def _batch_call_async(
         if len(batch.values) == len(messages):
             return await call(*batch.arguments())
         try:
-            return batch.outcomes(await call(*batch.arguments()))
+            result = await call(*batch.arguments())
         except Exception as error:
-            return batch.outcomes(error)
+            return batch.raised(error)
+        return batch.outcomes(result)
 
     return decode_and_call
 
@@ -206,12 +221,12 @@ class _Batch:
         self._with_messages = taken.with_messages
         self.values: list[Any] = []
         self.messages: list[Message] = []
-        self.errors: list[SchemaError | None] = []
+        self.errors: list[ProtomqError | None] = []
         """For each message; None: it has a value."""
         for message in messages:
             try:
                 self.values.append(message.value(taken.type_))
-            except SchemaError as error:
+            except ProtomqError as error:  # What it may be: see Message.value.
                 self.errors.append(error)
             else:
                 self.messages.append(message)
@@ -220,15 +235,25 @@ class _Batch:
     def arguments(self) -> tuple[Any, ...]:
         return (self.values, self.messages) if self._with_messages else (self.values,)
 
+    def raised(self, error: Exception) -> OfAll:
+        """One for each message, where the listener raised."""
+        outcomes = OfAll(error if missing is None else missing for missing in self.errors)
+        outcomes.raised = error
+        return outcomes
+
     def outcomes(self, result: object) -> list[object]:
         """One for each message, of what the listener said of those that it got; OfAll if it said one thing of all of them."""
         count = len(self.values)
         if isinstance(result, list | tuple) and len(result) == count:
             said = iter(result)
             return [next(said) if error is None else error for error in self.errors]
+        wrong = ""
         if isinstance(result, list | tuple):
-            result = ValueError(f"the listener returned {len(result)} results for {count} messages")
-        return OfAll(result if error is None else error for error in self.errors)
+            wrong = f"returned {len(result)} results for {count} messages"
+            result = ValueError(f"the listener {wrong}")
+        outcomes = OfAll(result if error is None else error for error in self.errors)
+        outcomes.wrong = wrong
+        return outcomes
 
 
 def _text(hint: Any) -> str:

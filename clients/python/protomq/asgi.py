@@ -65,6 +65,11 @@ class AppConsumer(PushBase):
         made._listen_as(self)
         return made
 
+    def unsubscribe(self, topic: str) -> None:
+        """See PushConsumer.unsubscribe; before the application starts."""
+        self._look()
+        super().unsubscribe(topic)
+
     async def _start(self) -> None:
         consumer = self.make()
         await consumer.start()

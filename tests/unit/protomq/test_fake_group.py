@@ -124,6 +124,26 @@ def test_batches_have_a_result_for_each_message() -> None:
     assert len(group.dead_letters) == 5
 
 
+def test_a_list_is_of_one_queue_and_a_retry_is_stored_when_it_is_due() -> None:
+    consumer = PushConsumer("g")
+    seen: list[list[bytes]] = []
+
+    @consumer.on("t", batch_size=8)
+    def listen(messages: list[Message]) -> Retry | None:
+        seen.append([message.body for message in messages])
+        return Retry(delay=30) if len(seen) == 1 else None
+
+    group = FakeGroup(consumer)
+    sent = [group.send("t", body, queue_id=queue_id) for body, queue_id in ((b"a", 0), (b"b", 1), (b"c", 0))]
+    assert group.deliver() == 3
+    assert seen == [[b"a", b"c"], [b"b"]]
+    group.advance(30)
+    group.send("t", b"d")
+    assert [message.store_time_ms - sent[0].store_time_ms for message in group.waiting] == [30_000] * 3
+    group.deliver()
+    assert seen[2:] == [[b"a", b"c"], [b"d"]]
+
+
 def test_an_orderly_batch_is_of_one_queue_and_waits_at_its_first_message_that_fails() -> None:
     consumer = PushConsumer("g", orderly=True, suspend_ms=100)
     seen: list[list[str]] = []

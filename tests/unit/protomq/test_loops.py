@@ -117,6 +117,15 @@ def test_a_commit_counts_the_message_that_a_loop_is_at() -> None:
     assert made.to_commit(safe_only=True) == {Q0: 2}
 
 
+def test_what_a_commit_has_counted_in_one_loop_is_not_taken_back_when_another_one_asks_for_more() -> None:
+    made, _, second = of_two_loops()
+    made.user_came_back()
+    made.committed(made.to_commit(safe_only=True))
+    hand_on(second, 7)
+    made.user_came_back(second)
+    assert made.to_commit(safe_only=True) == {}
+
+
 def test_a_seek_while_a_loop_has_messages_holds_when_another_one_takes_over_from_it() -> None:
     """Two tasks ask for the next message of one iterator."""
     made = state()

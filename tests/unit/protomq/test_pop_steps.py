@@ -657,6 +657,19 @@ def test_what_has_another_tag_in_spite_of_the_brokers_hash_is_acknowledged_and_n
     assert len(brokers.acks) == 1
 
 
+def test_a_damaged_message_comes_to_whoever_wants_tags_and_holds_up_no_other() -> None:
+    brokers = Brokers("a")
+    answer = answer_of([b"well", b"broken", b"well"]).replace(b"broken", b"bruken")
+    messages = decode_pop_answer(answer, "T", "a")
+    assert [message.is_damaged for message in messages] == [False, True, False]
+    wish = brokers.steps.wish(
+        "T", 32, invisible_s=60.0, hold_s=0.0, queue=None, tags=["x"], sql=None, cel=None, module=None, fifo=False, start="earliest"
+    )
+    for tag, wanted in (("", messages), ("x", messages[1:2])):
+        assert brokers.run(brokers.steps._wanted(replace(wish, tags=(tag,)), messages)) == wanted
+    assert len(brokers.acks) == 1
+
+
 def test_an_answer_that_is_cut_is_told_so() -> None:
     whole = answer_of([b"x", b"y"])
     assert len(decode_pop_answer(whole, "T", "a")) == 2

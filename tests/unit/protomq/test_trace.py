@@ -8,8 +8,9 @@ from typing import cast
 
 import pytest
 
+from protomq._hook_points import HookPoints
 from protomq._message import Message
-from protomq._trace import SENT, Noted, Tracer, events_of
+from protomq._trace import SENT, Noted, TraceHook, Tracer, events_of
 from protomq._types import MessageQueue
 from protomq.v1.trace_pb2 import TraceBatch, TraceKind
 from protomq.v1.trace_pb2 import TraceEvent as TraceEventPb
@@ -114,3 +115,14 @@ def test_an_event_at_no_time_is_skipped_and_told(time_ms: int, caplog: pytest.Lo
     assert traced(TraceEventPb(message_id=ID, kind=TraceKind.TRACE_KIND_SENT, time_ms=time_ms)) == [("UNSPECIFIED", 0)]
     assert TRACE_TOPIC in caplog.text
     assert str(time_ms) in caplog.text
+
+
+def test_a_damaged_message_is_traced_as_those_beside_it(sender: Sender, tracer: Tracer) -> None:
+    queue = MessageQueue("T", "b", 0)
+    record = RecordTemplate("T", 7, 0).encode(b"body", 1, 1)
+    messages = [Message.from_record(octets, queue, 0) for octets in (record, record.replace(b"body", b"bodi"), record)]
+    assert [message.is_damaged for message in messages] == [False, True, False]
+    hooks = HookPoints("g", [TraceHook(tracer)])
+    hooks.after_consume(hooks.before_consume(messages), [None, "damaged", None])
+    wait_for(lambda: sender.errors, PATIENCE_S, pause_s=0.001)
+    assert sender.errors == ["", "damaged", ""]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from contextlib import nullcontext, suppress
 from dataclasses import FrozenInstanceError
 
 import pytest
 
 from protomq import MessageQueue, SendStatus, TransactionDecision, TransactionProducer
+from protomq._async_transaction_producer import AsyncTransaction
 from protomq._half_core import HalfResult
 from protomq._outgoing import Stored
 from protomq._told_ends import ToldEnds
+from protomq._transaction_producer import Transaction
 from protomq._transactions import (
     End,
     TransactionResult,
@@ -21,9 +25,11 @@ from protomq._transactions import (
     refuse_never_run,
     result_of,
 )
-from protomq.errors import ProtocolError, TransactionEndedError, WrongTypeError
+from protomq.errors import ProtocolError, RequestTimeoutError, TransactionEndedError, WrongTypeError
 from protomq.v1 import transaction_service_pb2 as pb
 from protomq.wire.record import encode_message_id
+
+COMMIT, ROLL_BACK = TransactionDecision.COMMIT, TransactionDecision.ROLL_BACK
 
 
 @pytest.mark.parametrize("returned", [None, TransactionDecision.COMMIT])
@@ -163,3 +169,57 @@ def test_a_result_that_is_made_by_its_slots_is_one_of_the_class() -> None:
     assert (made.half, made.decision, made.is_ended) == (half, TransactionDecision.COMMIT, True)
     with pytest.raises(FrozenInstanceError):
         made.is_ended = False  # type: ignore[misc]
+
+
+class Decisions:
+    """The end of a producer's transactions: the broker's first answers are lost."""
+
+    def __init__(self, lost_count: int) -> None:
+        self.told: list[TransactionDecision] = []
+        self._lost_count = lost_count
+
+    def end(self, _half: object, decision: TransactionDecision, *, timeout_s: float | None) -> None:
+        self.told.append(decision)
+        if len(self.told) <= self._lost_count:
+            raise RequestTimeoutError("silent")
+
+
+class AsyncDecisions(Decisions):
+    async def end(self, half: object, decision: TransactionDecision, *, timeout_s: float | None) -> None:  # type: ignore[override]
+        super().end(half, decision, timeout_s=timeout_s)
+
+
+def told_by_block(flavour: str, name: str, *, lost_count: int, is_caught: bool) -> list[TransactionDecision]:
+    """What a broker is told whose first answers are lost: by a call in a `with` block, and by the end of the block."""
+    if flavour == "threads":
+        decisions = Decisions(lost_count)
+        with suppress(RequestTimeoutError), Transaction(decisions, half()) as transaction:  # type: ignore[arg-type]
+            with suppress(RequestTimeoutError) if is_caught else nullcontext():
+                getattr(transaction, name)()
+        return decisions.told
+
+    async def run() -> list[TransactionDecision]:
+        decisions = AsyncDecisions(lost_count)
+        with suppress(RequestTimeoutError):
+            async with AsyncTransaction(decisions, half()) as transaction:  # type: ignore[arg-type]
+                with suppress(RequestTimeoutError) if is_caught else nullcontext():
+                    await getattr(transaction, name)()
+        return decisions.told
+
+    return asyncio.run(run())
+
+
+def half() -> HalfResult:
+    return HalfResult(SendStatus.SEND_OK, MessageQueue("T", "b", 0), -1, 0, False, (7, 0, 1))
+
+
+@pytest.mark.parametrize("flavour", ["threads", "coroutines"])
+def test_the_end_of_a_block_never_decides_otherwise_than_the_program_has(flavour: str) -> None:
+    # The work is done, and the broker may have the decision: it asks if it has not.
+    assert told_by_block(flavour, "commit", lost_count=1, is_caught=False) == [COMMIT]
+    assert told_by_block(flavour, "commit", lost_count=1, is_caught=True) == [COMMIT, COMMIT]
+    for is_caught in (False, True):
+        for lost_count in (1, 2):
+            assert told_by_block(flavour, "roll_back", lost_count=lost_count, is_caught=is_caught) == [ROLL_BACK, ROLL_BACK]
+    for name, decision in (("commit", COMMIT), ("roll_back", ROLL_BACK)):
+        assert told_by_block(flavour, name, lost_count=0, is_caught=False) == [decision]

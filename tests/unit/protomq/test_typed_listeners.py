@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, List  # noqa: UP035 - of listeners.
 
 import pydantic
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from protomq import AsyncPushConsumer, Message, PushConsumer, Reject, Retry
+from protomq._message import DamagedMessage, StoredMessage
 from protomq._push_results import Listener
 from protomq._typed_listeners import MESSAGES, Taken, taken_by
 from protomq.body_codecs import SCHEMA
-from protomq.errors import ConfigurationError
+from protomq.errors import CompressionError, ConfigurationError
+from protomq.hooks import ConsumeContext, Hook
 from protomq.testing import FakeGroup
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ def orders(orders: list[Order]) -> None: ...
 def orders_both(orders: Sequence[Order], messages: list[Message]) -> None: ...
 def messages_(messages: Iterable[Message]) -> None: ...
 def anything(messages: list) -> None: ...
+def anything_bare(messages: List) -> None: ...  # noqa: UP006
+def numbers(numbers: list[int]) -> None: ...
 def star(*args: Order) -> None: ...
 def orders_both_for_type_checkers(orders: Sequence[Order], messages: list[sdk.Message]) -> None: ...
 def unknown_second(order: Order, message: Unknown) -> None: ...
@@ -105,6 +109,7 @@ def test_a_listener_takes_what_its_hint_says(listener: Callable[..., Any], taken
         (qualified, MESSAGES),
         (messages_, MESSAGES),
         (anything, MESSAGES),
+        (anything_bare, MESSAGES),
         (orders, Taken(Order)),
         (orders_both, Taken(Order, True)),
         (orders_both_for_type_checkers, Taken(Order, True)),
@@ -133,6 +138,7 @@ class Desk:
         (Desk.bill, None, r"Desk.bill is a method of no object: bind it, as in subscribe\(topic, my_object.bill\)"),
         (lambda order, session: None, 5, r"messages\) or .*\(orders: list\[Order\], messages: list\[Message\]\)$"),
         (order_, 10, r"order_ takes Order, but it is given lists: hint list\[...\], or leave batch_size out"),
+        (numbers, 10, r"numbers takes a list of int, which no body codec decodes: hint list\[...\] of Message, bytes, "),
     ],
 )
 def test_what_nobody_could_give_is_refused_when_it_subscribes(
@@ -215,6 +221,82 @@ def test_a_batch_with_bad_bodies_has_the_listeners_result_for_the_others(says: A
     assert [dead.error for dead in group.dead_letters] == [BAD_TEXT]
     assert len(group.done) == (2 if error is None else 0)
     assert [message.last_error for message in group.waiting] == ([] if error is None else [error, error])
+
+
+@pytest.mark.parametrize(
+    ("says", "text"),
+    [
+        (ValueError("broken"), "listen raised ValueError: its message comes again while its group has retries left"),
+        ([None], "listen returned 1 results for 2 messages: they come again"),
+        (Retry(delay=5), "listen is not given what does not decode, it is a dead letter: "),
+    ],
+)
+def test_the_log_says_what_a_listener_did_that_was_not_given_all_of_its_batch(
+    says: Any, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = PushConsumer("g")
+    consumed: list[ConsumeContext] = []
+
+    class Notes(Hook):
+        def after_consume(self, context: ConsumeContext) -> None:
+            consumed.append(context)
+
+    def listen(orders: list[Order]) -> Any:
+        if isinstance(says, Exception):
+            raise says
+        return says
+
+    for made in (consumer, PushConsumer("g", hooks=[Notes()])):
+        caplog.clear()
+        made.subscribe("t", listen, batch_size=8)
+        group = FakeGroup(made)
+        for body in (Order(number=1), BAD, Order(number=2)):
+            group.send("t", body)
+        group.deliver()
+        assert [message.partition("<locals>.")[2] for message in caplog.messages if text in message]
+        assert (caplog.records[-1].exc_info is not None) == isinstance(says, ValueError)
+    (context,) = consumed
+    assert context.error is (says if isinstance(says, ValueError) else None)
+
+
+class Unreadable(StoredMessage):
+    """Its codec is not installed here."""
+
+    @property  # type: ignore[misc]
+    def body(self) -> bytes:  # type: ignore[override]
+        raise CompressionError("no such codec")
+
+
+def change(group: FakeGroup, message: Message, into: type[Message], *more: object) -> None:
+    """What its listener is to get is not what was sent."""
+    (waiting,) = [one for one in group._waiting if one.message is message]
+    waiting.message = into(message.stored_body, message._rest, message.queue_offset, message.queue, *more)
+
+
+@pytest.mark.parametrize("returns_list", [False, True])
+def test_a_message_that_cannot_be_read_fails_alone_in_its_batch(returns_list: bool) -> None:
+    for orderly in (False, True):
+        consumer = PushConsumer("g", orderly=orderly)
+        seen: list[list[int]] = []
+
+        @consumer.on("t", batch_size=8)
+        def listen(orders: list[Order], seen: list[list[int]] = seen) -> Any:
+            seen.append([order.number for order in orders])
+            return [None, Reject("no 2")] if returns_list else None
+
+        group = FakeGroup(consumer)
+        sent = [group.send("t", Order(number=number)) for number in (1, 3, 2)]
+        if orderly:
+            change(group, sent[1], DamagedMessage, sent[1].record)
+        else:
+            change(group, sent[1], Unreadable)
+        group.deliver()
+        assert seen == [[1, 2]]
+        if orderly:  # Its queue waits for it.
+            assert [(message.is_damaged, message.own_tries) for message in group.waiting] == [(True, 1), (False, 0)]
+        else:
+            assert [message.last_error for message in group.waiting] == ["CompressionError: no such codec"]
+            assert [dead.error for dead in group.dead_letters] == (["no 2"] if returns_list else [])
 
 
 def test_a_batch_of_bad_bodies_calls_nobody() -> None:

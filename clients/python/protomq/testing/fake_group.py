@@ -442,9 +442,13 @@ class FakeGroup:
         for one in self._in_order():
             if self._due_ms(one) > self.clock.monotonic_ms():
                 break
+            if listener is not None and len(batch) >= (listener.batch_size or 1):
+                break
             queue = one.message.queue
+            if batch and queue != batch[0].message.queue:
+                continue  # A list is of one queue.
             holder = self._holders.get(queue)
-            if holder is None or not holder.may_begin() or (member is not None and holder.member is not member):
+            if holder is None or not holder.may_begin():
                 continue
             if holder.wanted.tags and one.message.tag not in holder.wanted.tags:
                 self._waiting.remove(one)
@@ -455,11 +459,8 @@ class FakeGroup:
                     continue
                 one.is_kept = True
             found = holder.listener_of(one.message)
-            if listener is not None:
-                if found is not listener or len(batch) >= (listener.batch_size or 1):
-                    break
-                if member is not None and member.consumer.options.orderly and queue != batch[0].message.queue:
-                    continue
+            if listener is not None and found is not listener:
+                break
             member, listener = holder.member, found
             batch.append(one)
         for one in batch:
@@ -530,7 +531,7 @@ class FakeGroup:
             delay_s = failure.fields["delay_ms"] / 1000
         elif "delay_level" in failure.fields:
             delay_s = self._delay_levels_s[min(failure.fields["delay_level"], len(self._delay_levels_s)) - 1]
-        self._wait(self._copy(message, retry_topic(group), self._transit(message, attempt, failure.error)), delay_s)
+        self._wait(self._copy(message, retry_topic(group), self._transit(message, attempt, failure.error), delay_s), delay_s)
 
     def _delayed(self, message: Message, delay_s: float) -> Message:
         """As the broker moves it into its queue when it is due. It was in none before."""
@@ -542,7 +543,7 @@ class FakeGroup:
         return _transit(origin, attempt, error_text(error))
 
     def _copy(self, message: Message, topic: str, transit: bytes, delay_s: float = 0.0) -> Message:
-        """As the broker moves a message into another topic, or into its own after the delay."""
+        """As the broker moves a message into another topic, or into its own; after the delay, which is when it is stored there."""
         from protomq.v1.record_pb2 import Record
 
         before = Record.FromString(message.record)
