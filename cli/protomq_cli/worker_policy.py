@@ -148,6 +148,8 @@ class WorkerPolicy:
     def stop(self, now_s: float) -> None:
         """All are to end. Said again: at once."""
         if self.is_stopping:
+            # Also of those that are not asked yet: the first one came a moment ago.
+            self._stop_timeout_s = 0.0
             for slot in self.slots:
                 slot.kill_at_s = min(slot.kill_at_s, now_s)
         self.is_stopping = True
