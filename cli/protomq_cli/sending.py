@@ -177,7 +177,7 @@ def send(
                 show(BatchResult(error.stored))
                 raise
             except TopicNotFoundError as error:
-                raise _why_no_route(namesrv, timeout, topic, error) from error
+                raise why_no_route(namesrv, timeout, topic, error) from error
             except TransportError as error:
                 name_broker(error, broker)
                 raise
@@ -336,7 +336,7 @@ def _choose_queues(
     return queues
 
 
-def _why_no_route(
+def why_no_route(
     namesrv: str | None, timeout_s: float, topic: str, error: TopicNotFoundError
 ) -> Exception:
     """The error itself, or the better one if a broker that had the topic is missing."""

@@ -99,8 +99,8 @@ def test_a_silent_broker_costs_only_what_it_has(tmp_path: Path, monkeypatch: pyt
         brokers = {name: stack.enter_context(_broker(tmp_path, name, namesrv)) for name in ("a", "b")}
         run("topic", "create", "t", "-q", "1", namesrv=namesrv)
         run("group", "set", "g", "--retries", "0", namesrv=namesrv)
-        run("topic", "create", "only-a", "-q", "1", "-b", "a", namesrv=namesrv)
         for name in brokers:
+            run("topic", "create", f"only-{name}", "-q", "1", "-b", name, namesrv=namesrv)
             run("send", "t", f"at {name}", "-b", name, namesrv=namesrv)
         with _failing("g", "t", namesrv):
             wait_for(lambda: len(jsonl(run("dlq", "show", "g", "-o", "jsonl", namesrv=namesrv, code=(0, 4)))) == 2)
@@ -121,6 +121,12 @@ def test_a_silent_broker_costs_only_what_it_has(tmp_path: Path, monkeypatch: pyt
             _check_show(namesrv, when)
             for command in (["dlq", "show", "g", "--id", "0" * 40], ["group", "info", "g", "nobody"], ["group", "locks", "nobody"]):
                 assert _reason(run(*command, "-o", "jsonl", namesrv=namesrv, code=7)) == "PARTIAL_RESULT", (when, command)
+            for transport in ("auto", "grpc"):
+                pop = ["pop", "-c", "0", "-f", "%v\\n", "--transport", transport]
+                popped = run(*pop, "t", "-G", f"{transport}-{when.replace(' ', '-')}", namesrv=namesrv, code=7)
+                assert popped.stdout == "at a\n"
+                assert "no answer from b" in popped.stderr
+                assert run(*pop, "only-b", "-G", "g", namesrv=namesrv, code=3).stdout == ""
             # What needs nothing of it is whole.
             info = json.loads(run("group", "info", "g", "-o", "json", namesrv=namesrv).stdout)
             assert info["kind"] == "PushConsumer"
