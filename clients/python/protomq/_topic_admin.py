@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from . import _methods
@@ -81,7 +82,7 @@ def create_topic(
         if answer.unread:
             unread[broker.broker_name] = _unread_text(config, broker.broker_name, answer.unread)
 
-    failures = admin._ask_each(brokers, ask, first=_brokers_of(admin, topic))
+    failures = admin._ask_each(brokers, ask, first=partial(_brokers_of, admin, topic))
     admin._routes.invalidate(topic, is_denied=True)
     for _, text in sorted(unread.items()):
         warn(logger, text, 3)
@@ -90,7 +91,6 @@ def create_topic(
 
 def _brokers_of(admin: AdminCalls, topic: str) -> Collection[str]:
     """Names of the brokers that have the topic, as a name server knows: what they refuse is then done nowhere."""
-    admin._check_open()
     admin._routes.invalidate(topic, is_denied=True)
     try:
         route = admin._routes.get(topic, admin._request_timeout_s)
