@@ -340,4 +340,8 @@ def worker(
     finally:
         if page is not None:
             page.close()
+        try:
+            sys.stderr.flush()
+        except OSError:
+            forget_reader(sys.stderr)  # Else Python ends with exit code 120.
     raise typer.Exit(code)

@@ -329,6 +329,19 @@ def test_a_program_that_cannot_be_loaded_ends_it_with_exit_code_2(world: World, 
         assert worker.find(re.escape(text))
 
 
+@pytest.mark.parametrize("target", ["gone:consumer", "broken:consumer"])
+def test_a_full_disk_below_stderr_changes_no_exit_code(world: World, target: str) -> None:
+    (world.folder / "broken.py").write_text("1 / 0")
+    with Path("/dev/full").open("w") as full:
+        popen = subprocess.Popen(
+            [*PROTOMQ, "worker", target], cwd=world.folder, env={**environment_with(""), "PYTHONDONTWRITEBYTECODE": "1"}, stderr=full
+        )
+        try:
+            assert popen.wait(PATIENCE_S) == 2
+        finally:
+            popen.kill()
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
