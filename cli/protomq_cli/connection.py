@@ -154,6 +154,9 @@ def translate(error: BaseException) -> CliError | None:
             missing = isinstance(error.__cause__, FileNotFoundError)
             code = ExitCode.NOT_FOUND if missing else ExitCode.USAGE
         return CliError(code, _upper_snake(name.removesuffix("Error")), message)
+    if isinstance(error, UnicodeEncodeError) and any("\udc80" <= letter <= "\udcff" for letter in error.object):
+        # What Python makes of octets on the command line that are no UTF-8.
+        return CliError(ExitCode.USAGE, "USAGE", f"{error.object!r} is no UTF-8, and names and texts are")
     if isinstance(error, FileNotFoundError):
         return CliError(ExitCode.NOT_FOUND, "FILE_NOT_FOUND", _os_message(error))
     if isinstance(error, IsADirectoryError | NotADirectoryError):

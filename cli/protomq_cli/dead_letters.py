@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,7 +28,7 @@ from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
-    from protomq import Message, ReplayProgress
+    from protomq import Message, MessageQueue, PullConsumer, ReplayProgress
 
 _LIST_COLUMNS = ("group", "messages", "replayed", "last_time")
 _SHOW_COLUMNS = (
@@ -97,6 +98,7 @@ def show(
         with open_admin(namesrv, timeout) as admin:
             found = missing.take(lambda: admin.query_by_id(topic, message_id))
         if found is None:
+            missing.check()  # Who does not answer may have it.
             raise CliError(
                 ExitCode.NOT_FOUND,
                 "MESSAGE_NOT_FOUND",
@@ -104,18 +106,33 @@ def show(
             )
         messages.append(found)
     else:
+        with open_admin(namesrv, timeout) as admin:
+            missing.note(admin.missing_brokers(topic))
         with _dead_letters_of(group), open_consumer(namesrv, auto_commit=False, request_timeout_s=timeout) as consumer:
             for queue in missing.queues(consumer, topic):
-                min_offset, end_offset = consumer.queue_range(queue)
-                left = min(end_offset - min_offset, count)
-                consumer.assign([queue])
-                consumer.seek(queue, end_offset - left)
-                while left > 0 and (part := consumer.poll(timeout, left)):
-                    messages += part
-                    left -= len(part)
+                missing.ask(queue.broker_name, partial(_read_newest, consumer, queue, count, timeout, messages))
+        if not messages:
+            missing.raise_first()
     messages.sort(key=lambda message: message.store_time_ms)
     print_rows(list(map(_row, messages)), _SHOW_COLUMNS, output, expendable=_SHOW_EXPENDABLE)
     missing.check()
+
+
+def _read_newest(consumer: PullConsumer, queue: MessageQueue, count: int, timeout_s: float, messages: list[Message]) -> None:
+    """Adds the newest ones of a queue. Raises TransportError if its broker does not give all of them."""
+    from protomq.errors import RequestTimeoutError
+
+    min_offset, end_offset = consumer.queue_range(queue)
+    left = min(end_offset - min_offset, count)
+    consumer.assign([queue])
+    consumer.seek(queue, end_offset - left)
+    while left > 0 and consumer.position(queue) < end_offset:
+        part = consumer.poll(timeout_s, left)
+        messages += part
+        left -= len(part)
+        if not part and consumer.position(queue) < end_offset:
+            consumer.queue_range(queue)  # A poll waits for a broker that is away, and does not say so.
+            raise RequestTimeoutError(f"queue {queue.queue_id} of {queue.topic} gave nothing within {timeout_s:g} s")
 
 
 def replay(

@@ -72,8 +72,8 @@ def _queues_of(admin: Admin, missing: Missing, topics: set[str], brokers: list[s
     found: list[MessageQueue] = []
     for topic in sorted(topics):
         try:
-            described = missing.take(partial(admin.describe_topic, topic))
+            described = missing.take(partial(admin.describe_topic, topic, brokers=brokers))
         except TopicNotFoundError:  # It was deleted; its locks end as all others do.
             continue
-        found += [one.queue for one in described.queues if brokers is None or one.queue.broker_name in brokers]
+        found += [one.queue for one in described.queues]
     return found

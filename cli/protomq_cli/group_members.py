@@ -117,19 +117,25 @@ def info(
 
 def check_known(admin: Admin, group: str) -> None:
     """Raises CliError if no broker has an offset, a setting or a member of the group."""
-    if group not in {one.name for one in admin.list_groups()} and not admin.get_group(group).version:
+    silent = Missing()
+    names = {one.name for one in silent.take(admin.list_groups)}
+    if group not in names and not silent.take(lambda: admin.get_group(group)).version:
+        silent.check()  # Who does not answer may know it.
         raise CliError(ExitCode.NOT_FOUND, "GROUP_NOT_FOUND", with_hint("GROUP_NOT_FOUND", f"no broker knows the group {group!r}"))
 
 
 def _member_named(admin: Admin, group: str, member: str | None) -> str:
     """The member that is asked: the one named, else the only one."""
-    names = sorted({one.client_id for one in admin.group_members(group)})
+    silent = Missing()
+    names = sorted({one.client_id for one in silent.take(lambda: admin.group_members(group))})
+    if member in names:
+        return member
+    if member is not None or len(names) != 1:
+        silent.check()  # Who does not answer may know another one.
     if not names:
         check_known(admin, group)
     if member is None and len(names) == 1:
         return names[0]
-    if member in names:
-        return member
     has = f"its members are {', '.join(names)}" if names else "it has no members now"
     asked = "which member?" if member is None else f"group {group!r} has no member {member!r};"
     code = ExitCode.USAGE if member is None and names else ExitCode.NOT_FOUND

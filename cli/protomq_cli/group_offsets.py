@@ -98,8 +98,9 @@ def reset(
     brokers = None if broker is None else [broker]
     with open_admin(namesrv, timeout) as admin:
         place = _place(to)
-        if not create and not _is_known(admin, group, missing):
-            missing.raise_first()  # Who does not answer may know the group.
+        silent = Missing()
+        if not create and not _is_known(admin, group, silent):
+            silent.raise_first()  # Who does not answer may know the group.
             raise CliError(
                 ExitCode.NOT_FOUND,
                 "GROUP_NOT_FOUND",

@@ -193,7 +193,7 @@ def commit(
             if not done:
                 missing.raise_first()
             rows = _offset_rows(admin, consumer, topic, done, missing)
-    if group not in {one.name for one in groups}:
+    if group not in {one.name for one in groups} and not silent.reasons():
         sys.stderr.write(
             f"protomq: group {group!r} is new; `protomq group list` shows all there are\n"
         )
@@ -254,6 +254,7 @@ def delete(
         deleted = missing.take(lambda: admin.delete_group(group, brokers=brokers, force=force))
     rows = [{"group": group, "broker": name, "deleted": True} for name in deleted]
     print_rows(rows, ("group", "broker", "deleted"), output)
+    missing.raise_refused()
     missing.check()
 
 

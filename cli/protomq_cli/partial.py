@@ -111,6 +111,14 @@ class Missing:
             if broker_name in (None, name):
                 raise name_broker(error, name)
 
+    def raise_refused(self) -> None:
+        """To be called when it is printed where a change is done: raises the error of the first broker that has refused it."""
+        from protomq.errors import BusyError, NoRouteError, TransportError
+
+        for name, error in self._failures.items():
+            if not isinstance(error, BusyError | NoRouteError | TransportError):
+                raise name_broker(error, name)
+
     def check(self, of_slaves: str = "") -> None:
         """To be called when all is printed: raises CliError if something is missing. `of_slaves`: what is added if one is a slave."""
         if not self._failures:

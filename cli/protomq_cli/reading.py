@@ -97,14 +97,17 @@ class TopicReader:
             ranges[queue] = min_offset, end_offset
             if min_offset <= begin <= end_offset:
                 self._parts[queue] = begin, end_offset if end is None else min(end, end_offset)
-        if not ranges:
+        unknown = sorted(set(queue_ids).difference(queue.queue_id for some in asked.values() for queue in some))
+        if not ranges or (unknown and not self.missing.reasons()):
             self.missing.raise_first()
             if not queues:
                 check_permitted(namesrv, timeout_s, topic, "read")
             raise CliError(
                 ExitCode.NOT_FOUND,
                 "QUEUE_NOT_FOUND",
-                f"topic {topic!r} has no such queue; `protomq topic describe {topic}` shows them",
+                f"topic {topic!r} has no queue {', '.join(map(str, unknown))}; `protomq topic describe {topic}` shows them"
+                if unknown
+                else f"topic {topic!r} has no such queue; `protomq topic describe {topic}` shows them",
             )
         if not self._parts:
             held = ", ".join(f"{q.queue_id}: {low} to {high}" for q, (low, high) in ranges.items())

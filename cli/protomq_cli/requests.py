@@ -11,7 +11,7 @@ from protomq_cli.connection import open_producer
 from protomq_cli.message_text import body_fields
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout, TopicArgument
 from protomq_cli.output import OutputFormat, print_object, stdout_named
-from protomq_cli.sending import Keys, Properties, properties_of
+from protomq_cli.sending import Keys, Properties, octets_of, properties_of
 
 
 def request(
@@ -36,7 +36,7 @@ def request(
     with open_producer(namesrv, send_timeout_s=timeout) as producer:
         reply = producer.request(
             topic,
-            body.encode(),
+            octets_of(body),
             key=keys[0] if keys else None,
             keys=tuple(keys[1:]),
             tag=tag,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, cast
@@ -112,8 +112,8 @@ def send(
       protomq send flights '{"tail": "N14228"}' --key N14228 --tag UA
       seq 1000 | protomq send numbers
     """
-    from protomq import OutgoingMessage
-    from protomq.errors import TopicNotFoundError, TransportError
+    from protomq import BatchResult, OutgoingMessage
+    from protomq.errors import BatchIncompleteError, TopicNotFoundError, TransportError
 
     if body is not None and file is not None:
         raise typer.BadParameter("give a body or --file, not both")
@@ -154,23 +154,32 @@ def send(
                 f'{compression} is not installed here; pip install "protomq[compression]", or leave --compression out',
             )
         sent_count = 0
-        for batch in _batches(body, file, key_separator, count):
-            messages = [message(*content) for content in batch]
+
+        def show(results: Iterable[SendResult]) -> None:
+            nonlocal sent_count
+            rows = list(map(_sent_row, results))
+            sent_count += len(rows)
             try:
-                results = producer.send_batch(topic, messages)
-            except TopicNotFoundError as error:
-                raise _why_no_route(namesrv, timeout, topic, error) from error
-            except TransportError as error:
-                name_broker(error, broker)
-                raise
-            sent_count += len(results)
-            try:
-                for result in results:
-                    stream.print(_sent_row(result))
+                for row in rows:
+                    stream.print(row)
                 stream.flush()
             except CliError as error:
                 # Who takes it for the broker's error sends once more.
                 error.message += f"; {sent_count:,} message{'s were' if sent_count > 1 else ' was'} sent"
+                raise
+
+        for batch in _batches(body, file, key_separator, count):
+            messages = [message(*content) for content in batch]
+            try:
+                show(producer.send_batch(topic, messages))
+            except BatchIncompleteError as error:
+                # Whoever sends the others again has to know these.
+                show(BatchResult(error.stored))
+                raise
+            except TopicNotFoundError as error:
+                raise why_no_route(namesrv, timeout, topic, error) from error
+            except TransportError as error:
+                name_broker(error, broker)
                 raise
 
 
@@ -184,11 +193,13 @@ def _batches(
     """The messages to send, as many at a time as go together."""
     if key_separator is not None and (body is not None or file is not None):
         raise typer.BadParameter("it divides the lines of stdin; a body or a file is sent as it is", param_hint="--key-separator")
+    if key_separator == "":
+        raise typer.BadParameter("it is empty; leave it out to send lines as they are", param_hint="--key-separator")
     if body is None and file is None:
         yield from _stdin_batches(key_separator)
         return
     if body is not None:
-        content = body.encode("utf-8", "surrogateescape")
+        content = octets_of(body)
     elif str(file) == "-":
         content = _read_body(sys.stdin.buffer, "stdin")
     else:
@@ -197,6 +208,11 @@ def _batches(
             content = _read_body(opened, str(file))
     for start in range(0, count, _BATCH_COUNT):
         yield [(None, content)] * min(_BATCH_COUNT, count - start)
+
+
+def octets_of(argument: str) -> bytes:
+    """What was written on the command line, octet by octet."""
+    return argument.encode("utf-8", "surrogateescape")
 
 
 def _read_body(source: BinaryIO, name: str) -> bytes:
@@ -252,7 +268,7 @@ def _stdin_batches(key_separator: str | None) -> Iterator[list[Content]]:
 def _content_of(line: bytes, number: int, key_separator: str | None) -> Content:
     if key_separator is None:
         return None, line
-    key, found, body = line.partition(key_separator.encode())
+    key, found, body = line.partition(octets_of(key_separator))
     if not found:
         raise CliError(
             ExitCode.USAGE,
@@ -320,7 +336,7 @@ def _choose_queues(
     return queues
 
 
-def _why_no_route(
+def why_no_route(
     namesrv: str | None, timeout_s: float, topic: str, error: TopicNotFoundError
 ) -> Exception:
     """The error itself, or the better one if a broker that had the topic is missing."""

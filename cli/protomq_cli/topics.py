@@ -238,7 +238,7 @@ def delete(
     brokers = None if broker is None else [broker]
     with open_admin(namesrv, timeout) as admin:
         if not yes:
-            count = missing.take(lambda: admin.describe_topic(topic)).message_count
+            count = missing.take(lambda: admin.describe_topic(topic, brokers=brokers)).message_count
             ask_to_delete(
                 f"Delete topic {topic} with {count:,} messages{f' on {broker}' if broker else ''}?"
             )

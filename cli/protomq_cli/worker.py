@@ -24,6 +24,7 @@ import typer
 from protomq_cli.environment import WORKER_PROCESS_VARIABLE
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.options import Namesrv, duration_option
+from protomq_cli.output import forget_reader
 from protomq_cli.settings import NAMESRV_VARIABLE, named_namesrv
 from protomq_cli.worker_policy import Doing, Phase, WorkerPolicy
 
@@ -247,6 +248,16 @@ def _snapshot(folder: Path | None) -> dict[str, int]:
     return found
 
 
+def _say(text: str) -> None:
+    """To stderr. Where that takes nothing (its reader is gone, its disk is full), the processes go on all the same."""
+    try:
+        typer.echo(text, err=True)
+    except BrokenPipeError:
+        forget_reader(sys.stderr)
+    except OSError:
+        return
+
+
 def process_environment(namesrv: str | None, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of the processes. Their SDK reads the name server there, and no configuration file of commands."""
     named = named_namesrv(namesrv, environment)
@@ -316,17 +327,21 @@ def worker(
         start_timeout_s=start_timeout or float("inf"),
         status_s=status,
         watched=Path.cwd() if reload else None,
-        say=lambda text: typer.echo(text, err=True),
+        say=_say,
     )
     page = None
     if metrics_port is not None:
         from protomq_cli.worker_metrics import MetricsPage
 
         page = MetricsPage(supervisor, metrics_host, metrics_port)
-        typer.echo(f"metrics at {page.address}", err=True)
+        _say(f"metrics at {page.address}")
     try:
         code = supervisor.run()
     finally:
         if page is not None:
             page.close()
+        try:
+            sys.stderr.flush()
+        except OSError:
+            forget_reader(sys.stderr)  # Else Python ends with exit code 120.
     raise typer.Exit(code)

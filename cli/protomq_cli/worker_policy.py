@@ -80,7 +80,6 @@ class WorkerPolicy:
     def __init__(self, count: int, stop_timeout_s: float, start_timeout_s: float = float("inf")) -> None:
         self.slots = [Slot(index) for index in range(count)]
         self.is_stopping = False
-        self._stops_at_once = False
         self._stop_timeout_s = stop_timeout_s
         self._start_timeout_s = start_timeout_s
         self._to_replace: deque[int] = deque()
@@ -149,7 +148,8 @@ class WorkerPolicy:
     def stop(self, now_s: float) -> None:
         """All are to end. Said again: at once."""
         if self.is_stopping:
-            self._stops_at_once = True
+            # Also of those that are not asked yet: the first one came a moment ago.
+            self._stop_timeout_s = 0.0
             for slot in self.slots:
                 slot.kill_at_s = min(slot.kill_at_s, now_s)
         self.is_stopping = True
@@ -171,7 +171,7 @@ class WorkerPolicy:
 
     def _stop(self, slot: Slot, now_s: float) -> Action:
         slot.phase = Phase.STOPPING
-        slot.kill_at_s = now_s if self._stops_at_once else now_s + self._stop_timeout_s
+        slot.kill_at_s = now_s + self._stop_timeout_s
         return Action(Doing.STOP, slot.index)
 
     def _go_on_replacing(self, now_s: float) -> None:

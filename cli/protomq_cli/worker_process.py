@@ -142,16 +142,22 @@ def main(arguments: list[str]) -> int:
     try:
         consumer = load_consumer(target)
     except LoadError as error:
-        sys.stderr.write(f"worker {number}: {error}\n")
+        _say(f"worker {number}: {error}\n")
         return ExitCode.USAGE
     except Exception as error:
-        sys.stderr.write(f"worker {number}: {target} cannot be loaded\n{_program_trace(error)}")
+        _say(f"worker {number}: {target} cannot be loaded\n{_program_trace(error)}")
         return ExitCode.USAGE
     if not logging.getLogger().handlers:
         logging.basicConfig(
             level=logging.INFO, format=f"%(asctime)s worker {number} %(levelname)s %(name)s %(message)s"
         )
     return run(consumer, number, pipe)
+
+
+def _say(text: str) -> None:
+    """To stderr. Where that takes nothing, the exit code is to say the same all the same."""
+    with suppress(OSError):
+        sys.stderr.write(text)
 
 
 def _program_trace(error: Exception) -> str:
@@ -183,10 +189,10 @@ def run(consumer: PushConsumer | AsyncPushConsumer, number: int, pipe: int) -> i
             left_count = asyncio.run(consumer.run())
     except (ConfigurationError, InvalidArgumentError, UnsupportedError) as error:
         # A filter that is none, say: the same at the next try, as what cannot be loaded.
-        sys.stderr.write(f"worker {number}: {error}\n")
+        _say(f"worker {number}: {error}\n")
         return ExitCode.USAGE
     except ProtomqError as error:
-        sys.stderr.write(f"worker {number}: {error}\n")
+        _say(f"worker {number}: {error}\n")
         return ExitCode.UNREACHABLE if error.retriable else ExitCode.FAILURE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
@@ -227,7 +233,8 @@ class _Teller:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     # Listeners that hang are on threads that are nobody's any more.
     os._exit(code)

@@ -728,6 +728,7 @@ def test_send_to_a_broker_uses_its_queues_in_turn(cli: Cli, protomq_topic: str) 
 def test_an_offset_that_no_queue_has_is_exit_code_4(cli: Cli, ten_messages: str) -> None:
     assert "0: 0 to 10" in cli("pull", ten_messages, "-O", "11", code=4).stderr
     cli("pull", ten_messages, "-q", "7", code=4)
+    assert "has no queue 7;" in cli("pull", ten_messages, "-q", "0", "-q", "7", code=4).stderr
 
 
 def test_pull_merges_the_queues_in_the_order_of_storing(cli: Cli, protomq_topic: str) -> None:

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
+from protomq import Message, MessageQueue, PullConsumer, PushConsumer, QueueRange
 from protomq.calls import Calls
-from tests.support.cli import PROTOMQ, jsonl, run
+from tests.support.cli import PROTOMQ, Finished, jsonl, run
 from tests.support.namesrv import running_namesrv
 from tests.support.waiting import wait_for
 from tests.support.warm_servers import ServerPopen
@@ -87,6 +90,114 @@ def test_a_broker_that_the_name_server_has_lost_is_missed_until_it_is_forgotten(
         run("topic", "list", namesrv=namesrv)
         assert "no broker b is missing" in run("cluster", "forget", "b", namesrv=namesrv, code=4).stderr
         assert "stop it first" in run("cluster", "forget", "a", namesrv=namesrv, code=6).stderr
+
+
+def test_a_silent_broker_costs_only_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(running_namesrv())
+        namesrv = str(server.remoting)
+        brokers = {name: stack.enter_context(_broker(tmp_path, name, namesrv)) for name in ("a", "b")}
+        run("topic", "create", "t", "-q", "1", namesrv=namesrv)
+        run("group", "set", "g", "--retries", "0", namesrv=namesrv)
+        for name in brokers:
+            run("topic", "create", f"only-{name}", "-q", "1", "-b", name, namesrv=namesrv)
+            run("send", "t", f"at {name}", "-b", name, namesrv=namesrv)
+        with _failing("g", "t", namesrv):
+            wait_for(lambda: len(jsonl(run("dlq", "show", "g", "-o", "jsonl", namesrv=namesrv, code=(0, 4)))) == 2)
+        stack.enter_context(_failing("g", "only-a", namesrv))
+        asked = PullConsumer.queue_range
+
+        def dying(self: PullConsumer, queue: MessageQueue) -> QueueRange:
+            found = asked(self, queue)
+            if queue.broker_name == "b":
+                brokers["b"].kill()
+                brokers["b"].wait()
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PullConsumer, "queue_range", dying)
+            _check_show(namesrv, "b dies between two calls of one command")
+        for when in ("b does not answer", "b is missed"):
+            _check_show(namesrv, when)
+            for command in (["dlq", "show", "g", "--id", "0" * 40], ["group", "info", "g", "nobody"], ["group", "locks", "nobody"]):
+                assert _reason(run(*command, "-o", "jsonl", namesrv=namesrv, code=7)) == "PARTIAL_RESULT", (when, command)
+            for transport in ("auto", "grpc"):
+                pop = ["pop", "-c", "0", "-f", "%v\\n", "--transport", transport]
+                popped = run(*pop, "t", "-G", f"{transport}-{when.replace(' ', '-')}", namesrv=namesrv, code=7)
+                assert popped.stdout == "at a\n"
+                assert "no answer from b" in popped.stderr
+                assert run(*pop, "only-b", "-G", "g", namesrv=namesrv, code=3).stdout == ""
+            # What needs nothing of it is whole.
+            info = json.loads(run("group", "info", "g", "-o", "json", namesrv=namesrv).stdout)
+            assert info["kind"] == "PushConsumer"
+            reset = jsonl(run("group", "reset", "g", "t", "--to", "end", "-b", "a", "-o", "jsonl", namesrv=namesrv))
+            assert [(row["broker"], row["lag"]) for row in reset] == [("a", 0)]
+            wait_for(lambda: _missing_since(namesrv)["b"] is not None)
+
+
+def _failing(group: str, topic: str, namesrv: str) -> PushConsumer:
+    def fail(message: Message) -> None:
+        raise ValueError(message.body)
+
+    consumer = PushConsumer(group, namesrv=namesrv)
+    consumer.subscribe(topic, fail)
+    return consumer
+
+
+def _check_show(namesrv: str, when: str) -> None:
+    shown = run("dlq", "show", "g", "--timeout", "1s", "-o", "jsonl", namesrv=namesrv, code=7)
+    assert [row["body"] for row in jsonl(shown)] == ["at a"], when
+    assert _reason(shown) == "PARTIAL_RESULT"
+
+
+def _reason(finished: Finished) -> str:
+    return str(json.loads(finished.stderr.splitlines()[-1])["error"]["reason"])
+
+
+def test_a_group_that_one_broker_refuses_to_delete_is_told_to_be_in_use(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(running_namesrv())
+        namesrv = str(server.remoting)
+        for name in ("a", "b"):
+            stack.enter_context(_broker(tmp_path, name, namesrv))
+            run("topic", "create", f"only-{name}", "-q", "1", "-b", name, namesrv=namesrv)
+            run("group", "commit", "g", f"only-{name}", "-O", "end", namesrv=namesrv)
+        stack.enter_context(_failing("g", "only-b", namesrv))
+        wait_for(lambda: jsonl(run("group", "members", "g", "-o", "jsonl", namesrv=namesrv)))
+        for deleted in (["a"], []):
+            refused = run("group", "delete", "g", "--yes", "-o", "jsonl", namesrv=namesrv, code=6)
+            assert [row["broker"] for row in jsonl(refused)] == deleted
+            assert _reason(refused) == "GROUP_IN_USE"
+            assert "add --force" in refused.stderr
+
+
+def test_the_question_before_a_topic_goes_at_one_broker_counts_its_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("protomq_cli.topics.ask_to_delete", asked.append)
+    with ExitStack() as stack:
+        server = stack.enter_context(running_namesrv())
+        namesrv = str(server.remoting)
+        for name, count in (("a", 1), ("b", 3)):
+            stack.enter_context(_broker(tmp_path, name, namesrv))
+            run("topic", "create", "t", "-q", "1", "-b", name, namesrv=namesrv)
+            run("send", "t", "x", "-b", name, "-c", str(count), namesrv=namesrv)
+        run("topic", "delete", "t", "-b", "a", namesrv=namesrv)
+        run("topic", "delete", "t", namesrv=namesrv)
+    assert asked == ["Delete topic t with 1 messages on a?", "Delete topic t with 3 messages?"]
+
+
+def test_a_topic_that_is_refused_where_it_exists_is_made_nowhere(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(running_namesrv())
+        namesrv = str(server.remoting)
+        for name in ("a", "b"):
+            stack.enter_context(_broker(tmp_path, name, namesrv))
+        run("topic", "create", "t", "-q", "1", "-b", "b", namesrv=namesrv)
+        for permission in ("read-write", "none"):
+            run("topic", "create", "t", "-q", "1", "-b", "b", "-p", permission, "-u", namesrv=namesrv)
+            refused = run("topic", "create", "t", "-q", "4", "-o", "json", namesrv=namesrv, code=6)
+            assert _reason(refused) == "TOPIC_EXISTS"
+            assert [row["broker"] for row in jsonl(run("topic", "list", "-o", "jsonl", namesrv=namesrv))] == ["b"]
 
 
 def test_who_creates_a_topic_where_only_others_have_it_is_told_how_its_groups_miss_nothing(tmp_path: Path) -> None:

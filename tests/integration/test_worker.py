@@ -106,6 +106,7 @@ class Worker:
             cwd=folder, env=environment, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.lines: list[str] = []
+        self.is_deaf = False
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
 
@@ -114,6 +115,13 @@ class Worker:
         with self.popen.stderr as stderr:
             for line in stderr:
                 self.lines.append(line.rstrip("\n"))
+                if self.is_deaf:
+                    return
+
+    def close_stderr(self) -> None:
+        """Whoever reads its lines ends with the next one."""
+        self.is_deaf = True
+        self.reader.join()
 
     def find(self, pattern: str) -> list[re.Match[str]]:
         return [match for line in list(self.lines) if (match := re.search(pattern, line))]
@@ -232,6 +240,20 @@ def test_a_second_signal_waits_for_no_listener(world: World, protomq_producer: P
     assert committed(world.broker, world.group, world.topic) == 0
 
 
+def test_a_reader_of_its_lines_that_goes_away_costs_no_process(world: World, protomq_producer: Producer) -> None:
+    with world.worker("--status", "100ms") as worker:
+        (process,) = worker.wait_ready(1)
+        worker.close_stderr()
+        bodies = send(protomq_producer, world.topic, 5)
+        wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
+        worker.popen.send_signal(signal.SIGHUP)  # It has something to say.
+        wait_for(lambda: not is_alive(process), PATIENCE_S)
+        bodies += send(protomq_producer, world.topic, 5, first=5)
+        wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
+        assert worker.end() == 0
+    assert committed(world.broker, world.group, world.topic) == 10
+
+
 def test_a_replacement_goes_one_by_one_with_the_new_program(world: World, protomq_producer: Producer) -> None:
     with world.worker("-p", "2") as worker:
         first = worker.wait_ready(2)
@@ -305,6 +327,19 @@ def test_a_program_that_cannot_be_loaded_ends_it_with_exit_code_2(world: World, 
         assert worker.popen.wait(PATIENCE_S) == 2
         worker.reader.join()
         assert worker.find(re.escape(text))
+
+
+@pytest.mark.parametrize("target", ["gone:consumer", "broken:consumer"])
+def test_a_full_disk_below_stderr_changes_no_exit_code(world: World, target: str) -> None:
+    (world.folder / "broken.py").write_text("1 / 0")
+    with Path("/dev/full").open("w") as full:
+        popen = subprocess.Popen(
+            [*PROTOMQ, "worker", target], cwd=world.folder, env={**environment_with(""), "PYTHONDONTWRITEBYTECODE": "1"}, stderr=full
+        )
+        try:
+            assert popen.wait(PATIENCE_S) == 2
+        finally:
+            popen.kill()
 
 
 @pytest.mark.parametrize(

@@ -112,14 +112,15 @@ class AdminCalls(OfOneProcess):
         *,
         with_slaves: bool = False,
         slave_stands_in: bool = False,
+        first: Callable[[], Collection[str]] | None = None,
     ) -> dict[str, ProtomqError]:
         """Calls `ask` for one broker after another, all or those named; the errors of those that could not answer, by label.
 
         Raises if none could. `topic`: a broker that is missing counts only if it had this one. `with_slaves`: slaves are asked too, after
         the masters. `slave_stands_in`: where the master of a name does not answer, or is away, its slaves are asked instead. The first of
-        them that answers counts.
+        them that answers counts. `first`: names of those that are asked before the others.
         """
-        return self._asked(names, ask, topic, with_slaves, slave_stands_in, side_by_side=False)[1]
+        return self._asked(names, ask, topic, with_slaves, slave_stands_in, side_by_side=False, first=first)[1]
 
     def _answers(
         self,
@@ -145,8 +146,12 @@ class AdminCalls(OfOneProcess):
         slave_stands_in: bool,
         *,
         side_by_side: bool,
+        first: Callable[[], Collection[str]] | None = None,
     ) -> tuple[list[tuple[BrokerInfo, _R]], dict[str, ProtomqError]]:
         brokers, missing = self._brokers(names, topic)
+        if first is not None and len(brokers) > 1:
+            firsts = first()
+            brokers.sort(key=lambda broker: (broker.broker_id, broker.broker_name not in firsts))
         masters = [broker for broker in brokers if not broker.broker_id]
         led = {broker.broker_name for broker in masters}
         answers: list[tuple[BrokerInfo, _R]] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from . import _methods
@@ -81,11 +82,21 @@ def create_topic(
         if answer.unread:
             unread[broker.broker_name] = _unread_text(config, broker.broker_name, answer.unread)
 
-    failures = admin._ask_each(brokers, ask)
+    failures = admin._ask_each(brokers, ask, first=partial(_brokers_of, admin, topic))
     admin._routes.invalidate(topic, is_denied=True)
     for _, text in sorted(unread.items()):
         warn(logger, text, 3)
     return configs, failures
+
+
+def _brokers_of(admin: AdminCalls, topic: str) -> Collection[str]:
+    """Names of the brokers that have the topic, as a name server knows: what they refuse is then done nowhere."""
+    admin._routes.invalidate(topic, is_denied=True)
+    try:
+        route = admin._routes.get(topic, admin._request_timeout_s)
+    except TopicNotFoundError:
+        return ()
+    return () if route.auto_create else route.brokers
 
 
 def _unread_text(topic: TopicConfig, broker_name: str, unread: Iterable[Any]) -> str:

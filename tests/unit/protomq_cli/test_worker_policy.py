@@ -73,13 +73,13 @@ def test_a_second_stop_waits_for_nobody() -> None:
     assert made.step(1.0) == [Action(Doing.KILL, 0)]
 
 
-def test_a_second_stop_that_comes_together_with_the_first_waits_for_nobody() -> None:
-    made = up(1)
+def test_two_stops_at_once_wait_for_nobody_either() -> None:
+    made = up(2)
     made.stop(1.0)
     made.stop(1.0)
-    assert made.step(1.0) == [Action(Doing.STOP, 0)]
+    assert made.step(1.0) == [Action(Doing.STOP, 0), Action(Doing.STOP, 1)]
     assert made.next_step_s(1.0) == 0.0
-    assert made.step(1.0) == [Action(Doing.KILL, 0)]
+    assert made.step(1.0) == [Action(Doing.KILL, 0), Action(Doing.KILL, 1)]
 
 
 def test_a_replacement_goes_one_by_one_and_waits_until_the_new_one_is_ready() -> None:
