@@ -331,7 +331,7 @@ class Lane(threading.Thread):
         for connection in self._table.take_resumable():
             frames, connection.backlog = connection.backlog, []
             if frames:
-                self._calls.serve(connection, frames)
+                self._calls.serve(connection, frames, connection.backlog_read_at)
             elif not connection.is_direct and not connection.is_clogged:
                 self._read(connection)
             if not connection.closed:
