@@ -333,6 +333,36 @@ def test_an_unknown_method_is_told_and_a_broken_frame_ends_the_connection(lanes:
     assert lanes.send.connection_count == 0
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_what_came_before_a_broken_frame_is_done_however_it_was_cut(lanes: Lanes, cut: bool) -> None:
+    peer = lanes.connect(lanes.send)
+    peer.ask(b"first", b"second", one_way=True)
+    if cut:
+        turn(lanes.send)
+    peer.socket.sendall(bytes(HEADER_SIZE_BYTES))
+    turn(lanes.send)
+    turn(lanes.send)
+    assert lanes.send_service.groups == [2]
+    assert not lanes.send._table.by_descriptor
+
+
+@pytest.mark.parametrize("begins_frame", [True, False])
+def test_who_takes_no_answers_is_dropped_whatever_it_sends_meanwhile(lanes: Lanes, begins_frame: bool) -> None:
+    lanes.send_service.recall_answer = bytes(PENDING_SIZE_MAX_BYTES // 2)
+    peer = lanes.connect(lanes.send)
+    (connection,) = lanes.send._table.by_descriptor.values()
+    peer.ask(b"", method_id=RECALL)
+    turn(lanes.send)
+    assert connection.queue
+    assert not connection.is_clogged
+    connection.progress_at -= STALL_TIMEOUT_S + 1
+    if begins_frame:
+        peer.socket.sendall(encode_request(1, SEND, 10)[:3])
+        turn(lanes.send)
+    lanes.send._sweep()
+    assert connection.closed
+
+
 def test_a_full_queue_refuses_calls_of_other_lanes(lanes: Lanes) -> None:
     full = Lanes(AdmissionConfig(depth_max=2, queue_time_target_ms=0))
     peer = full.connect(full.pull)
