@@ -27,7 +27,12 @@ def test_a_cancelled_timer_is_not_given():
 def test_of_timers_that_are_due_together_one_may_cancel_another():
     timers = Timers()
     called: list[str] = []
-    timers.add(1.0, lambda: (called.append("a"), later.cancel()))
+
+    def first() -> None:
+        called.append("a")
+        later.cancel()
+
+    timers.add(1.0, first)
     later = timers.add(1.0, lambda: called.append("b"))
     for callback in timers.due(1.0):
         callback()
