@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -38,7 +39,7 @@ from protomq.v1 import pull_service_pb2, send_service_pb2
 from protomq.wire.frames import HEADER, encode_answer
 from protomq.wire.status import RpcStatus
 from tests.support.fake_server import FakeGrpcFront, FakeServer
-from tests.support.waiting import PATIENCE_S, async_wait_for
+from tests.support.waiting import PATIENCE_S, async_wait_for, wait_for
 
 BUSY = RpcStatus(8, "busy", "SYSTEM_BUSY", {"lane": "send"}, 123)
 PING = b""
@@ -558,6 +559,47 @@ def test_a_broken_remoting_port_falls_back_within_the_call(
         transport.call(address, _methods.PING, (PING,), PATIENCE_S)
         assert transport.kind(address) == "grpc"
         transport.close()
+
+
+def refuse_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on no remoting port takes another connection, as at its limit of them."""
+
+    def refuse(*_: object) -> None:
+        raise ConnectFailedError("it takes no more connections")
+
+    monkeypatch.setattr(_remoting_sync, "connect", refuse)
+
+
+def test_calls_that_are_held_go_on_where_another_thread_falls_back_to_grpc(
+    server: FakeServer, transport: SyncTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeGrpcFront(server) as front, ThreadPoolExecutor(1) as threads:
+        address = BrokerAddress("b", front.address, server.address)
+        held = threads.submit(transport.call, address, _methods.PULL, (pull_request(1_000),), PATIENCE_S)
+        wait_for(lambda: len(server.calls) == 1)
+        pool = transport._links[address, _methods.LANE_PULL]
+        refuse_connections(monkeypatch)
+        transport.call(address, _methods.PULL, (pull_request(),), PATIENCE_S)
+        assert transport.kind(address) == "grpc"
+        held.result(PATIENCE_S)
+        assert isinstance(pool, _remoting_sync.ConnectionPool)
+        assert not pool._idle, "a connection that nobody uses any more stays open"
+        transport.close()
+
+
+def test_a_close_ends_calls_that_are_held_where_another_thread_has_fallen_back_to_grpc(
+    server: FakeServer, transport: SyncTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeGrpcFront(server) as front, ThreadPoolExecutor(1) as threads:
+        address = BrokerAddress("b", front.address, server.address)
+        held = threads.submit(transport.call, address, _methods.PULL, (pull_request(600_000),), 600.0)
+        wait_for(lambda: len(server.calls) == 1)
+        refuse_connections(monkeypatch)
+        transport.call(address, _methods.PULL, (pull_request(),), PATIENCE_S)
+        assert not held.done()
+        transport.close()
+        with pytest.raises(ClosedError):
+            held.result(PATIENCE_S)
 
 
 def test_an_order_of_an_operator_is_not_sent_over_a_pooled_socket_that_its_server_has_closed(

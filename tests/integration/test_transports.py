@@ -31,6 +31,7 @@ from protomq.v1 import (
 )
 from protomq.v1.remoting_pb2 import RemotingHello
 from protomq.wire.frames import MAGIC, encode_answer, encode_request
+from protomq.wire.record import encode_varint
 from protomq.wire.status import GRPC_STATUS_DETAILS_KEY, decode_status
 from protomq_runtime import remoting_server, telemetry
 from protomq_runtime.addresses import Address
@@ -935,6 +936,21 @@ async def test_a_stream_gives_its_answers_and_its_error(channel):
             [answer async for answer in call(route_service_pb2.WatchRouteRequest(topic=topic))]
         assert caught.value.code() is code
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("excess_bytes", [0, 1])
+async def test_a_stream_takes_no_larger_request_than_other_methods(channel, server, excess_bytes):
+    path = "/protomq.v1.RouteService/WatchRoute"
+    limit = server.table.by_path[path].method.request_size_max_bytes
+    known = route_service_pb2.WatchRouteRequest(topic="missing").SerializeToString()
+    # A field of a later version.
+    size = limit + excess_bytes - len(known) - 4
+    request = known + b"\x4a" + encode_varint(size) + bytes(size)
+    assert len(request) == limit + excess_bytes
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [answer async for answer in channel.unary_stream(path)(request)]
+    wanted = grpc.StatusCode.INVALID_ARGUMENT if excess_bytes else grpc.StatusCode.NOT_FOUND
+    assert caught.value.code() is wanted
 
 
 async def test_health_is_told_for_every_service_and_ends_with_the_stop(channel, server):

@@ -19,7 +19,7 @@ from ._batching import PreparedRecord
 from ._calls_under_way import TaskCalls
 from ._checks import check_queue, check_topic
 from ._delays import When
-from ._lines import LINES_MAX, take_batch
+from ._lines import LINES_MAX, own_error, take_batch
 from ._loop_ends import fail, given_up, why_ended
 from ._methods import SEND
 from ._of_one_process import OfOneProcess
@@ -272,9 +272,9 @@ class AsyncLineSender(OfOneProcess):
                     if not future.done():
                         future.set_result(result_of(index))
         except Exception as error:
-            for entry in live:
+            for index, entry in enumerate(live):
                 if not entry.future.done():
-                    entry.future.set_exception(error)
+                    entry.future.set_exception(own_error(error, index))
         except BaseException as error:
             why = "the producer was closed" if self._closed else why_ended(error)
             for entry in live:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ._company import Company
 from ._interrupts import is_interrupt
-from ._lines import CHAINS, wake
+from ._lines import CHAINS, own_error, wake
 from ._loop_ends import fail, given_up, why_ended
 from ._transactions import ENDS_MAX, PAUSE_S, End, say_not_told
 from .errors import ConnectionLostError, ProtomqError, RequestTimeoutError
@@ -314,7 +314,7 @@ class AsyncEndLine:
         try:
             outcomes: Sequence[Any] = await self._call(ends, min(deadlines_s) - now_s)
         except Exception as error:
-            outcomes = [error] * len(live)
+            outcomes = [own_error(error, index) for index in range(len(live))]
         self._under_way = ()
         for entry, outcome in zip(live, outcomes, strict=True):
             future = entry[2]

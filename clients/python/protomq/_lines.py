@@ -270,6 +270,14 @@ class Line:
         return left
 
 
+_ErrorT = TypeVar("_ErrorT", bound=BaseException | None)
+
+
+def own_error(error: _ErrorT, index: int) -> _ErrorT:
+    """For the caller of this number: who raises an exception object writes into its traceback, which is not for the others."""
+    return copy.copy(error) if index and isinstance(error, ProtomqError) else error
+
+
 def resolve_batch(batch: list[Entry], stored: Stored | None, error: BaseException | None) -> None:
     """Gives each message its outcome and wakes its caller; futures come last, since their callbacks may take long."""
     waiting: list[Entry] = []
@@ -278,8 +286,7 @@ def resolve_batch(batch: list[Entry], stored: Stored | None, error: BaseExceptio
             entry.index = index
             entry.stored = stored
         else:
-            # Threads that raise one exception object would write into each other's traceback.
-            entry.error = copy.copy(error) if index and isinstance(error, ProtomqError) else error
+            entry.error = own_error(error, index)
         if entry.wakeup is not None and entry.batch is None:
             waiting.append(entry)
     # Every outcome is in its place before the first caller is woken.

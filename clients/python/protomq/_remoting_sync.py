@@ -333,7 +333,7 @@ class ConnectionPool:
 
     kind: Literal["remoting"] = "remoting"
 
-    __slots__ = ("_address", "_closed", "_held", "_held_lock", "_idle", "_lane", "_options")
+    __slots__ = ("__weakref__", "_address", "_closed", "_held", "_held_lock", "_idle", "_is_left", "_lane", "_options")
 
     def __init__(self, address: str, lane: int, options: TransportOptions) -> None:
         self._address = address
@@ -344,6 +344,7 @@ class ConnectionPool:
         """Those with a call that the server holds until there is something: `close` ends these calls."""
         self._held_lock = threading.Lock()
         self._closed = False
+        self._is_left = False
 
     def call(
         self,
@@ -402,7 +403,7 @@ class ConnectionPool:
                 raise
         connection.last_used_s = now_s
         idle.append(connection)
-        if self._closed or len(idle) > self._options.connections_idle_max:
+        if self._closed or self._is_left or len(idle) > self._options.connections_idle_max:
             self._trim()
         if status:
             refusal = error_of_answer(status, answer)
@@ -462,6 +463,11 @@ class ConnectionPool:
                 connection.interrupt()
         self._drop_idle()
 
+    def leave(self) -> None:
+        """No calls are to come. Those that are under way go on, and their connections are closed behind them."""
+        self._is_left = True
+        self._drop_idle()
+
     def close_copies(self) -> None:
         """In a forked child: closes the copies of idle sockets. What is in use there is the parent's, and `interrupt` would end it."""
         self._closed = True
@@ -485,7 +491,7 @@ class ConnectionPool:
                 return
 
     def _trim(self) -> None:
-        if self._closed:
+        if self._closed or self._is_left:
             self._drop_idle()
             return
         while len(self._idle) > self._options.connections_idle_max:

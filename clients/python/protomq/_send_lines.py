@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Final
 
 from ._batching import PreparedRecord
@@ -233,11 +233,10 @@ class LineSender(OfOneProcess):
 
     def _drop_expired(self, batch: list[Entry]) -> list[Entry]:
         """Without those whose future was cancelled or whose time was up while they waited."""
-        batch = [
-            entry
-            for entry in batch
-            if entry.future is None or entry.future.set_running_or_notify_cancel()
-        ]
+        for entry in batch:
+            if entry.future is not None and not entry.future.set_running_or_notify_cancel():
+                entry.error = CancelledError()
+        batch = [entry for entry in batch if not entry.resolved]
         now_s = time.monotonic()
         expired = [entry for entry in batch if entry.deadline_s <= now_s]
         if not expired:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -173,6 +174,8 @@ class SyncTransport:
         self._fork_count = _forks.fork_count
         self._lock = threading.Lock()
         self._links: dict[tuple[BrokerAddress, int], _Link] = {}
+        self._left: weakref.WeakSet[ConnectionPool] = weakref.WeakSet()
+        """Those that gRPC has taken the place of, as long as calls are under way on them."""
         # RLocks know who has them: Ctrl-C may come between `acquire` and what is behind it.
         self._opening: dict[tuple[BrokerAddress, int], threading.RLock] = {}
         self._grpc_links: dict[str, GrpcLink] = {}
@@ -236,8 +239,11 @@ class SyncTransport:
                 # It was reached here before. Most likely the machine is gone, not the port.
                 raise
             grpc_link = self._fall_back(address, timeout_s, error, connect_timeout_s)
-            self._links[key] = grpc_link
-            link.close()
+            assert isinstance(link, ConnectionPool)
+            with self._lock:
+                self._links[key] = grpc_link
+                self._left.add(link)
+            link.leave()  # Not closed: other threads' calls that the server holds are as well as before.
             return grpc_link.call(method, payload, timeout_s, one_way, is_replaced)
 
     def open_pipelined(
@@ -277,7 +283,7 @@ class SyncTransport:
         """Closes all connections: idle ones now, those in use when their call ends. May be called twice."""
         self._closed = True
         with self._lock:
-            links: list[_Link] = [*self._links.values(), *self._grpc_links.values()]
+            links: list[_Link] = [*self._links.values(), *self._left, *self._grpc_links.values()]
             self._links.clear()
             self._grpc_links.clear()
         if self._fork_count == _forks.fork_count:

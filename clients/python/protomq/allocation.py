@@ -188,7 +188,7 @@ class MachineRoomNear:
         for other in members:
             members_of.setdefault(_checked(other.machine_room, other.name), []).append(other)
         own = queues_of.pop(member.machine_room, [])
-        share = self.inner.share(member, own, members_of[member.machine_room])
+        share = [*self.inner.share(member, own, members_of[member.machine_room])]  # Another one's list is left as it is.
         for room in sorted(queues_of.keys() - members_of.keys()):
             share += self.inner.share(member, queues_of[room], members)
         return share

@@ -64,6 +64,7 @@ class Connection:
 
     __slots__ = (
         "backlog",
+        "backlog_read_at",
         "cancelled",
         "client_id",
         "closed",
@@ -124,6 +125,8 @@ class Connection:
         """Ids of calls that were given up and not held by then, the oldest first."""
         self.backlog: list[Frame] = []
         """Frames received while too much was pending; served when it has been sent."""
+        self.backlog_read_at = 0.0
+        """When they were read: their deadlines count from there."""
 
     @property
     def is_clogged(self) -> bool:

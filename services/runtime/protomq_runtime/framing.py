@@ -15,7 +15,7 @@ What a peer claims costs nothing until it has sent it: a large frame's bytearray
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -47,7 +47,11 @@ _unpack_header = HEADER.unpack_from
 
 
 class FrameError(Exception):
-    """The peer does not speak the protocol: the connection cannot be used any further."""
+    """The peer does not speak the protocol: the connection cannot be used any further. `frames`: what was complete before that."""
+
+    def __init__(self, what: str, frames: Sequence[Frame]) -> None:
+        super().__init__(what)
+        self.frames = frames
 
 
 class FrameReader:
@@ -112,7 +116,7 @@ class FrameReader:
         while end - at >= HEADER_SIZE_BYTES:
             length, request_id, method_id, flags, status, timeout_ms = _unpack_header(shared, at)
             if length > size_max_bytes or length < LENGTH_MIN or flags & FLAG_ANSWER:
-                raise FrameError(self._explain(length, flags))
+                raise FrameError(self._explain(length, flags), frames)
             marks = flags | status << 8
             next_at = at + LENGTH_SIZE_BYTES + length
             if next_at > end:
@@ -120,7 +124,8 @@ class FrameReader:
                     limit = self._request_sizes_max_bytes.get(method_id, size_max_bytes)
                     if length - LENGTH_MIN > limit:
                         raise FrameError(
-                            f"a request of {length - LENGTH_MIN} bytes, method {method_id:#06x} takes {limit}"
+                            f"a request of {length - LENGTH_MIN} bytes, method {method_id:#06x} takes {limit}",
+                            frames,
                         )
                     self._begin_large(
                         (request_id, method_id, marks, timeout_ms),

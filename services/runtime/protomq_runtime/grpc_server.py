@@ -255,11 +255,17 @@ class GrpcServer:
         return self._authenticator.authenticate(authorization, plain_peer(context.peer()))
 
     def _stream_handler(self, bound: BoundMethod) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
+        size_max_bytes = bound.method.request_size_max_bytes
+
         async def handle(
             payload: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
         ) -> AsyncIterator[bytes]:
             if self._refusing:
                 await abort(context, SHUTTING_DOWN)
+            if len(payload) > size_max_bytes:
+                await abort(
+                    context, request_too_large(bound.method.name, len(payload), size_max_bytes)
+                )
             try:
                 try:
                     request = bound.method.request_class.FromString(payload)

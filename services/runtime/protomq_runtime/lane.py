@@ -277,13 +277,12 @@ class Lane(threading.Thread):
                     self._table.close(connection)
                     return
                 frames = reader.received(shared, count)
+                if reader.in_frame and connection.queue is None:
+                    # A busy peer's frames hardly ever end with a read. One that takes no answers is judged by these.
+                    connection.progress_at = self._turn_at
                 if frames:
-                    if reader.in_frame and connection.queue is None:
-                        # A busy peer's frames hardly ever end with a read. One that takes no answers is judged by these.
-                        connection.progress_at = self._turn_at
                     self._calls.serve(connection, frames)
                     break
-                connection.progress_at = self._turn_at
                 if count < wanted:
                     break
         except BlockingIOError:
@@ -291,10 +290,15 @@ class Lane(threading.Thread):
         except OSError as error:
             self._table.close(connection, error)
         except FrameError as error:
-            logger.warning("%s: %s from %s: closed", self.name, error, connection.peer)
-            self._table.close(connection)
+            self._end_broken(connection, error)
         if not connection.is_direct and not connection.closed:
             self._table.update_poll(connection)  # it may wait for something else now
+
+    def _end_broken(self, connection: Connection, error: FrameError) -> None:
+        """Serves what came before the frame that is none, and closes: how the bytes were cut on their way makes no difference."""
+        self._calls.serve(connection, error.frames)
+        logger.warning("%s: %s from %s: closed", self.name, error, connection.peer)
+        self._table.close(connection)
 
     def _run_timers(self) -> None:
         for callback in self._timers.due(time.monotonic()):
@@ -331,7 +335,7 @@ class Lane(threading.Thread):
         for connection in self._table.take_resumable():
             frames, connection.backlog = connection.backlog, []
             if frames:
-                self._calls.serve(connection, frames)
+                self._calls.serve(connection, frames, connection.backlog_read_at)
             elif not connection.is_direct and not connection.is_clogged:
                 self._read(connection)
             if not connection.closed:
@@ -355,8 +359,7 @@ class Lane(threading.Thread):
             try:
                 frames = connection.reader.received(self._shared, len(begun))
             except FrameError as error:
-                logger.warning("%s: %s from %s: closed", self.name, error, peer)
-                self._table.close(connection)
+                self._end_broken(connection, error)
                 return
             self._calls.serve(connection, frames)
 

@@ -76,6 +76,8 @@ class LaneCalls:
         """When the poll of this turn returned, in seconds of time.monotonic()."""
         self._waited = 0.0
         """How long what this turn reads may have lain in the sockets."""
+        self._resumes = False
+        """Whether this turn serves frames that an earlier one has read."""
 
     @property
     def depth(self) -> int:
@@ -91,6 +93,7 @@ class LaneCalls:
         """Notes when the poll returned, and how long what it found may have lain there."""
         self._turn_at = turn_at
         self._waited = waited
+        self._resumes = False
         if self.submitted:
             waited = max(waited, turn_at - self.submitted[0].received)
         self.rule.observe(turn_at, waited)
@@ -130,13 +133,15 @@ class LaneCalls:
         self._lane.rejection_count += 1
         call.fail(self.busy_error)
 
-    def serve(self, connection: Connection, frames: Sequence[Frame]) -> None:
-        """Starts the calls of these frames. The hot path: small drained calls."""
+    def serve(self, connection: Connection, frames: Sequence[Frame], read_at: float | None = None) -> None:
+        """Starts the calls of these frames; `read_at`: when an earlier turn has read them. The hot path: small drained calls."""
         methods = self._methods
         drained = self._drained
         # Deadlines count from the reading: nobody knows when the bytes came, and a call must not be dropped while its caller waits.
-        received = self._turn_at
-        shed_at = received - self._waited + self.rule.shed_after if self.rule.overloaded else None
+        received = turn_at = self._turn_at
+        if read_at is not None:
+            received, self._resumes = read_at, True
+        shed_at = turn_at - self._waited + self.rule.shed_after if self.rule.overloaded else None
         served = 0
         cancelled = connection.cancelled
         remaining = iter(frames)
@@ -144,7 +149,7 @@ class LaneCalls:
             request_id, method_id, flags, timeout_ms, payload = frame
             bound = methods.get(method_id)
             if bound is None or flags > MARKS_MAX:
-                self._serve_foreign(connection, frame)
+                self._serve_foreign(connection, frame, received)
                 continue
             served += 1
             if cancelled and not flags:
@@ -183,11 +188,11 @@ class LaneCalls:
                 run_plain(call)
             if connection.out_size_bytes > PENDING_SIZE_MAX_BYTES:
                 # Answers pile up within one turn: leave the other frames until these have been sent.
-                connection.backlog = list(remaining)
+                connection.backlog, connection.backlog_read_at = list(remaining), received
                 break
         self._lane.call_count += served
 
-    def _serve_foreign(self, connection: Connection, frame: Frame) -> None:
+    def _serve_foreign(self, connection: Connection, frame: Frame, received: float) -> None:
         """A call that is for another pool, unknown or refused. Or a frame that is no call: an echo, or one that gives a call up."""
         request_id, method_id, flags, timeout_ms, payload = frame
         if method_id == CANCEL_METHOD_ID and flags == FLAG_ONE_WAY:
@@ -208,7 +213,6 @@ class LaneCalls:
             lane = self._pick_lane(bound.method.lane)
             if lane.has_room():
                 self._lane.foreign_count += 1
-                received = self._turn_at
                 deadline = received + timeout_ms / 1000 if timeout_ms else None
                 if not flags:
                     connection.cancelled.pop(request_id, None)
@@ -231,7 +235,7 @@ class LaneCalls:
         self._drained_size_bytes = 0
         now = time.monotonic()
         # A deadline has a resolution of 1 ms: within a turn shorter than that none can have passed unseen.
-        slow = now - self._turn_at > 0.001
+        slow = self._resumes or now - self._turn_at > 0.001
         for bound, calls in groups.items():
             if slow:
                 calls = _drop_expired(calls, now)

@@ -20,7 +20,8 @@ class Timer:
     __slots__ = ("_callback", "_timers", "when")
 
     def __init__(self, timers: Timers, when: float, callback: Callable[[], None]) -> None:
-        self._timers = timers
+        self._timers: Timers | None = timers
+        """None: it is due, and stands among them no more."""
         self._callback: Callable[[], None] | None = callback
         self.when = when
 
@@ -28,12 +29,14 @@ class Timer:
         """Forgets the function. Harmless if it has run or was cancelled."""
         if self._callback is not None:
             self._callback = None
-            self._timers._note_cancelled()
+            if self._timers is not None:
+                self._timers._note_cancelled()
 
-    def take(self) -> Callable[[], None] | None:
-        """The function, to be called now; None if cancelled."""
+    def run(self) -> None:
+        """Calls the function, unless another one that was due before has cancelled it."""
         callback, self._callback = self._callback, None
-        return callback
+        if callback is not None:
+            callback()
 
 
 class Timers:
@@ -60,15 +63,16 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> list[Callable[[], None]]:
-        """Takes out what is due, in the order of time."""
+        """Takes out what is due, in the order of time. What is cancelled by then does nothing when it is called."""
         heap = self._heap
         callbacks: list[Callable[[], None]] = []
         while heap and heap[0][0] <= now:
-            callback = heapq.heappop(heap)[2].take()
-            if callback is None:
+            timer = heapq.heappop(heap)[2]
+            timer._timers = None
+            if timer._callback is None:
                 self._cancelled_count -= 1
             else:
-                callbacks.append(callback)
+                callbacks.append(timer.run)
         return callbacks
 
     def _note_cancelled(self) -> None:

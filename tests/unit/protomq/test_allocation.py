@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -102,6 +103,23 @@ def test_rooms_without_a_member_follow_its_own_in_the_order_of_their_names() -> 
     wanted = ["room7", *(room for room in rooms if room != "room7")]
     share = MachineRoomNear().share(member, queues, [member])
     assert [(queue.broker_name, queue.queue_id) for queue in share] == [(f"{room}@a", n) for room in wanted for n in range(2)]
+
+
+def test_what_an_allocation_of_ones_own_returns_is_left_as_it_is() -> None:
+    class Remembered(Average):
+        """Shares out what it has shared out before: the same list."""
+
+        shares: ClassVar[dict[tuple[MessageQueue, ...], list[MessageQueue]]] = {}
+
+        def share(
+            self, member: GroupMember, queues: Sequence[MessageQueue], members: Sequence[GroupMember]
+        ) -> list[MessageQueue]:
+            return self.shares.setdefault(tuple(queues), list(queues))
+
+    queues = [MessageQueue("T", "north@b", 0), MessageQueue("T", "south@b", 0)]
+    member = GroupMember("m", machine_room="north")
+    for _ in range(2):
+        assert MachineRoomNear(Remembered()).share(member, queues, [member]) == queues
 
 
 def test_machine_rooms_are_named_in_order_and_share_in_the_order_of_the_queues() -> None:

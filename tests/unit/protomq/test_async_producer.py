@@ -235,6 +235,7 @@ async def test_an_error_reaches_every_caller_of_the_request(
         *(producer.send("T", b"x", queue=QUEUE) for _ in range(5)), return_exceptions=True
     )
     assert [type(outcome) for outcome in outcomes] == [InvalidArgumentError] * 5
+    assert len({id(outcome) for outcome in outcomes}) == 5, "callers write into each other's traceback"
     with pytest.raises(TopicNotFoundError):
         await producer.send("unknown", b"x")
 

@@ -222,3 +222,13 @@ async def test_tasks_that_begin_at_once_tell_every_decision(answers_at_once: boo
     async with asyncio.timeout(5):
         assert await asyncio.gather(*(line.tell(end_of(handle), 1.0) for handle in "de")) == [False, False]
     assert told == list("abcde")
+
+
+async def test_a_request_that_fails_is_an_error_of_its_own_to_each_task() -> None:
+    async def call(ends: Sequence[End], _: float) -> list[bool | ProtomqError]:
+        raise ConnectionLostError("gone")
+
+    line = AsyncEndLine(call)
+    outcomes = await asyncio.gather(*(line.tell(end_of(handle), 9.0) for handle in "abc"), return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["gone"] * 3
+    assert len({id(outcome) for outcome in outcomes}) == 3

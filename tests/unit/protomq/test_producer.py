@@ -615,6 +615,15 @@ def test_a_leader_that_is_interrupted_behind_its_wait_for_company_tells_all_who_
     assert producer.send("T", b"later").status is SendStatus.SEND_OK
 
 
+def test_an_interrupt_behind_a_cancelled_send_leaves_no_other_one_without_an_outcome(producer: Producer) -> None:
+    futures: list[Future[SendResult]] = [Future(), Future()]
+    batch = [_lines.Entry((b"", "", "", b"", 0, 0, 0), time.monotonic() + 60, future) for future in futures]
+    futures[0].cancel()
+    assert producer._drop_expired(batch) == batch[1:]
+    producer._end_unknown(batch)
+    assert isinstance(futures[1].exception(0), ConnectionLostError)
+
+
 @pytest.mark.parametrize("place", ["leads", "follows"])
 def test_a_caller_that_is_interrupted_at_its_arrival_leaves_the_line_free(
     cluster: FakeCluster, producer: Producer, place: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,7 @@ from protomq.wire.status import decode_status
 from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.byte_stream import ByteStream, TcpStream
 from protomq_runtime.call import Call
-from protomq_runtime.connection import CANCELLED_COUNT_MAX, STALL_TIMEOUT_S
+from protomq_runtime.connection import CANCELLED_COUNT_MAX, PENDING_SIZE_MAX_BYTES, STALL_TIMEOUT_S
 from protomq_runtime.dispatch import DispatchTable, drained, raw
 from protomq_runtime.errors import SHUTTING_DOWN
 from protomq_runtime.lane import Lane
@@ -31,7 +32,7 @@ from protomq_runtime.lane_shutdown import Stage
 from protomq_runtime.principals import ANONYMOUS
 from tests.support.user_space_stream import UserSpaceStream
 
-SEND, PULL = 0x0201, 0x0301
+SEND, RECALL, PULL = 0x0201, 0x0202, 0x0301
 _sockets: list[socket.socket] = []
 
 
@@ -40,6 +41,8 @@ class EchoSend:
 
     def __init__(self) -> None:
         self.groups: list[int] = []
+        self.recall_answer = b""
+        self.recalled: list[bytes] = []
 
     @drained
     def send(self, calls: list[Call]) -> None:
@@ -49,7 +52,8 @@ class EchoSend:
 
     @raw
     def recall_message(self, call: Call) -> None:
-        call.answer(b"")
+        self.recalled.append(bytes(call.payload))
+        call.answer(self.recall_answer)
 
 
 class HoldingPull:
@@ -164,7 +168,12 @@ class Peer:
         return False
 
     def _read(self, size: int) -> bytes:
-        return self.socket.recv(size, socket.MSG_WAITALL) if size else b""
+        data = b""
+        while len(data) < size:  # MSG_WAITALL does not wait on a socket with a time-out.
+            piece = self.socket.recv(size - len(data))
+            assert piece, "closed"
+            data += piece
+        return data
 
 
 @pytest.fixture
@@ -324,6 +333,36 @@ def test_an_unknown_method_is_told_and_a_broken_frame_ends_the_connection(lanes:
     assert lanes.send.connection_count == 0
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_what_came_before_a_broken_frame_is_done_however_it_was_cut(lanes: Lanes, cut: bool) -> None:
+    peer = lanes.connect(lanes.send)
+    peer.ask(b"first", b"second", one_way=True)
+    if cut:
+        turn(lanes.send)
+    peer.socket.sendall(bytes(HEADER_SIZE_BYTES))
+    turn(lanes.send)
+    turn(lanes.send)
+    assert lanes.send_service.groups == [2]
+    assert not lanes.send._table.by_descriptor
+
+
+@pytest.mark.parametrize("begins_frame", [True, False])
+def test_who_takes_no_answers_is_dropped_whatever_it_sends_meanwhile(lanes: Lanes, begins_frame: bool) -> None:
+    lanes.send_service.recall_answer = bytes(PENDING_SIZE_MAX_BYTES // 2)
+    peer = lanes.connect(lanes.send)
+    (connection,) = lanes.send._table.by_descriptor.values()
+    peer.ask(b"", method_id=RECALL)
+    turn(lanes.send)
+    assert connection.queue
+    assert not connection.is_clogged
+    connection.progress_at -= STALL_TIMEOUT_S + 1
+    if begins_frame:
+        peer.socket.sendall(encode_request(1, SEND, 10)[:3])
+        turn(lanes.send)
+    lanes.send._sweep()
+    assert connection.closed
+
+
 def test_a_full_queue_refuses_calls_of_other_lanes(lanes: Lanes) -> None:
     full = Lanes(AdmissionConfig(depth_max=2, queue_time_target_ms=0))
     peer = full.connect(full.pull)
@@ -412,3 +451,24 @@ def test_a_connection_whose_frames_never_end_with_a_read_is_not_taken_for_one_th
     peer.socket.sendall(frame[25:])
     turn(lanes.send)
     assert lanes.send_service.groups == [1, 1], "it was closed in the middle of a frame that has just begun"
+
+
+def test_the_time_of_calls_that_wait_for_their_caller_to_read_counts_from_when_they_were_read(lanes: Lanes) -> None:
+    service = lanes.send_service
+    service.recall_answer = bytes(PENDING_SIZE_MAX_BYTES + 1)
+    peer = lanes.connect(lanes.send)
+    (connection,) = lanes.send._table.by_descriptor.values()
+    for method_id, payload in ((RECALL, b"first"), (RECALL, b"second"), (SEND, b"third"), (PULL, b"fourth")):
+        peer.ask(payload, method_id=method_id, timeout_ms=60_000)
+    turn(lanes.send)
+    assert service.recalled == [b"first"]
+    connection.backlog_read_at -= 61
+    answers: list[tuple[int, int, bytes]] = []
+    reader = threading.Thread(target=lambda: answers.extend(peer.answer() for _ in range(4)))
+    reader.start()
+    while reader.is_alive():
+        turn(lanes.send)
+        turn(lanes.pull)
+    reasons = [decode_status(payload).reason for _, status, payload in answers if status]
+    assert reasons == ["DEADLINE_EXCEEDED"] * 3
+    assert (service.recalled, service.groups, lanes.pull_service.held) == ([b"first"], [], [])

@@ -24,6 +24,22 @@ def test_a_cancelled_timer_is_not_given():
     assert timers.next_at() is None
 
 
+def test_of_timers_that_are_due_together_one_may_cancel_another():
+    timers = Timers()
+    called: list[str] = []
+
+    def first() -> None:
+        called.append("a")
+        later.cancel()
+
+    timers.add(1.0, first)
+    later = timers.add(1.0, lambda: called.append("b"))
+    for callback in timers.due(1.0):
+        callback()
+    assert called == ["a"]
+    assert len(timers) == 0
+
+
 def test_cancelling_a_timer_that_has_run_is_harmless():
     timers = Timers()
     timer = timers.add(1.0, lambda: None)
