@@ -105,6 +105,8 @@ class PendingTimers:
         self.entries_from = self.removals_from = 0
         self._noted: list[NDArray[Any]] = []
         self._noted_removals: list[NDArray[Any]] = []
+        self._held_removals: list[NDArray[Any]] = []
+        """Noted while `is_rebuilding`: their rows may not be here yet, and a removal that finds none is gone."""
         self._fresh: list[NDArray[Any]] = []
         self._fresh_count = 0
         self._fresh_due_ms = LAST_KEY.due_ms  # the least of them
@@ -179,7 +181,7 @@ class PendingTimers:
                 self.recalled.note(recalled_key)
             if not len(removals):
                 return
-            self._noted_removals.append(removals)
+            (self._held_removals if self.is_rebuilding else self._noted_removals).append(removals)
             self._count -= len(removals)
             self._size_bytes -= int(sizes.sum())
 
@@ -313,8 +315,11 @@ class PendingTimers:
                 self._noted_removals.append(removals)
 
     def end_rebuild(self) -> None:
-        """Everything is here again."""
-        self.is_rebuilding = False
+        """Everything is here again, and what has ended meanwhile goes: at a follower, its leader goes on."""
+        with self._note_lock:
+            self._noted_removals += self._held_removals
+            self._held_removals = []
+            self.is_rebuilding = False
 
     def freeze(self) -> int:
         """The next `checkpoint` reports this moment; up to where the log was taken in by then."""
