@@ -20,7 +20,7 @@ from protomq.v1.state_pb2 import TimerEnd, TimerRecord
 from protomq.wire import record as layout
 from protomq.wire.recall_handle import decode_handle, encode_handle
 from protomq.wire.topics import TIMER_TOPIC
-from protomq_broker import timer_mover
+from protomq_broker import recalls, timer_mover
 from protomq_broker.config import BrokerConfig
 from protomq_broker.recalls import CANDIDATES_MAX
 from protomq_broker.store.state.topics import TopicConfig
@@ -244,6 +244,35 @@ def test_a_recall_that_cannot_look_at_all_messages_of_its_moment_does_not_say_to
         ])
     )
     assert world.recall_answer(handles[0]).recalled_before, "which needs no search"
+
+
+def test_a_recall_reads_no_more_than_a_part_of_large_messages_that_fall_due_with_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sends wait for it, and all that it reads is in memory."""
+    monkeypatch.setattr(recalls, "CANDIDATES_SIZE_MAX_BYTES", 100_000)
+    due_ms = world.clock.now_ms() + 10_000_000
+    sent = [
+        world.request(SendRequest(topic="topic", queue_id=0, records=[Record(body=bytes(9_000), due_time_ms=due_ms)]))
+        for _ in range(30)
+    ]
+    read_sizes: list[int] = []
+    read_records = world.store.read_records
+
+    def read(positions: Any, sizes: Any) -> Any:
+        read_sizes.append(int(sizes.sum()))
+        return read_records(positions, sizes)
+
+    monkeypatch.setattr(world.store, "read_records", read)
+    first, *_, last = (one.recall_handle for one in sent)
+    assert world.recall(first)
+    assert world.recall_answer(first).recalled_before
+    moved = encode_handle(decode_handle(last)._replace(position=1))
+    said = {"what": "bytes of candidates of a recall", "limit": "100000"}
+    assert reason(lambda: world.recall(moved)) == ("TOO_MANY", said)
+    near = encode_handle(decode_handle(last)._replace(position=sent[-5].physical_offset - 1))
+    assert world.recall(near), "it is among the first"
+    assert max(read_sizes) <= 100_000
 
 
 def test_a_recall_that_is_made_again_is_told_that_the_first_one_won(world: World) -> None:
