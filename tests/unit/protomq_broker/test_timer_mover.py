@@ -29,6 +29,7 @@ from protomq_broker.store.timer.timer import timer_record
 from protomq_broker.store.timer.timer_rows import MESSAGE, make_rows
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
+from protomq_runtime.errors import ServiceError
 from tests.support.delay_world import BROKER, SEGMENT, Call, World, reason
 from tests.unit.protomq_broker.store.store_helpers import open_store, read_all
 
@@ -44,6 +45,23 @@ def test_a_message_is_delivered_when_it_is_due_and_not_before(world: World) -> N
     assert world.deliver(5_000) == []
     assert world.deliver(1) == [b"later"]
     assert world.deliver(100_001) == [b"later"]
+
+
+def test_the_largest_message_that_is_taken_is_delivered_and_holds_up_no_other(world: World) -> None:
+    """Segments are small here: its copy has to fit into one, too."""
+    taken, refused = 1_000, SEGMENT
+    while refused - taken > 1:
+        size = (taken + refused) // 2
+        try:
+            world.send(bytes(size), delay_ms=1_000)
+            taken = size
+        except ServiceError:
+            refused = size
+    assert reason(lambda: world.send(bytes(refused), delay_ms=1_000))[0] == "MESSAGE_TOO_LARGE"
+    world.send(b"small", delay_ms=2_000)
+    delivered = world.deliver(2_001)
+    assert bytes(taken) in delivered
+    assert delivered[-1] == b"small"
 
 
 def test_the_mover_gives_way_to_others_and_not_to_itself(world: World) -> None:

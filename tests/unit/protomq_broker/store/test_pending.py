@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from protomq_broker.store.timer import pending, timer_runs
 from protomq_broker.store.timer.pending import PendingLimits, PendingTimers
+from protomq_broker.store.timer.timer_rows import merge_rows
 from protomq_broker.store.timer.timer_runs import TimerDamagedError
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from tests.support.examples import examples
@@ -483,11 +484,10 @@ def test_that_many_cannot_be_read_costs_no_more_for_each_of_them(monkeypatch: py
     timers.note(*columns(rows), np.full(len(rows), 10), 10_000)
     due = timers.due(10_000, 10_000)
     merged_counts: list[int] = []
-    merge = pending.merge_rows
 
     def note(parts: list[np.ndarray], *, keep_removals: bool) -> np.ndarray:
         merged_counts.append(sum(map(len, parts)))
-        return merge(parts, keep_removals=keep_removals)
+        return merge_rows(parts, keep_removals=keep_removals)
 
     monkeypatch.setattr(pending, "merge_rows", note)
     for start in range(0, len(rows), 50):
