@@ -375,7 +375,8 @@ class AsyncTransactionProducer(OfOneProcess):
         return None if line.room > 0 else told
 
     async def _call_end(self, ends: Sequence[End], timeout_s: float) -> list[bool | ProtomqError]:
-        return await self._producer._driver.run(end_steps(ends, timeout_s))
+        topics = self._listening.get(ends[0].broker_name, ())
+        return await self._producer._driver.run(end_steps(ends, timeout_s, tuple(topics)))
 
     def _seconds(self, timeout_s: float | None, *, zero: bool = False) -> float:
         if timeout_s is None:

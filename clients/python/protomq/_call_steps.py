@@ -7,7 +7,7 @@ themselves, and come here when it fails. Pulls, of which many are in flight at o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from ._retry import Retries, is_denial
@@ -54,20 +54,30 @@ def call_broker(
     timeout_s: float,
     retries: Retries,
     clock: Callable[[], float] = time.monotonic,
+    other_topics: Collection[str] = (),
 ) -> Steps[bytes]:
-    """The encoded answer of a broker that has the topic, by the route as it is then. `timeout_s`: for all tries."""
+    """The encoded answer of a broker that has the topic, by the route as it is then. `timeout_s`: for all tries.
+
+    `other_topics`: by whose routes the broker is looked for, one after the other, while it is not found by the topic's own.
+    """
     deadline_s = clock() + timeout_s
+    topics = list(dict.fromkeys((topic, *other_topics)))
+    misses = 0
 
     def attempt() -> Steps[bytes]:
+        nonlocal misses
+        by = topics[misses % len(topics)]
+        address = None
         try:
-            route: Route = yield GetRoute(topic, max(deadline_s - clock(), 0.001))
+            route: Route = yield GetRoute(by, max(deadline_s - clock(), 0.001))
             address = broker_of(route, broker_name)
             answer: bytes = yield CallServer(
                 address, method, payload, max(deadline_s - clock(), 0.001)
             )
         except ProtomqError as error:
+            misses += address is None
             if error.stale_route:
-                yield forget_route(topic, error)
+                yield forget_route(by, error)
             raise
         return answer
 

@@ -12,11 +12,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import Any
 
 from ._company import Company
 from ._interrupts import is_interrupt
-from ._lines import CHAINS, own_error, wake
+from ._lines import CHAINS, DEADLINE_SPREAD_S, own_error, wake
 from ._loop_ends import fail, given_up, why_ended
 from ._transactions import ENDS_MAX, PAUSE_S, End, say_not_told
 from .errors import ConnectionLostError, ProtomqError, RequestTimeoutError
@@ -24,6 +25,14 @@ from .errors import ConnectionLostError, ProtomqError, RequestTimeoutError
 
 def late() -> RequestTimeoutError:
     return RequestTimeoutError("the decision was still waiting to be told when its time was up")
+
+
+def near_count(deadlines_s: Sequence[float]) -> int:
+    """How many of those in front are told together: only callers whose deadlines are near each other, as with sends. At least one."""
+    if max(deadlines_s) - min(deadlines_s) <= DEADLINE_SPREAD_S:  # nearly always
+        return len(deadlines_s)
+    first_s = deadlines_s[0]
+    return next(count for count, deadline_s in enumerate(deadlines_s) if abs(deadline_s - first_s) > DEADLINE_SPREAD_S)
 
 
 class _Entry:
@@ -165,8 +174,9 @@ class EndLine:
                 self.company.arrive()
             self.company.wait()
             with self._lock:
-                entries[1:] = self._waiting[: ENDS_MAX - 1]
-                del self._waiting[: ENDS_MAX - 1]
+                count = near_count([entry.deadline_s for entry in (own, *self._waiting[: ENDS_MAX - 1])])
+                entries[1:] = self._waiting[: count - 1]
+                del self._waiting[: count - 1]
             timeout_s = max(own.deadline_s - time.monotonic(), 0.001)
             outcomes: Sequence[Any] = self._call([entry.end for entry in entries], timeout_s)
         except BaseException as error:
@@ -277,7 +287,7 @@ class AsyncEndLine:
                 if waiting[0][2] is None:
                     # Nobody waits for it. What its caller sends next goes first: the broker ends it while that answer is worked on here.
                     await asyncio.sleep(0)
-                count = min(len(waiting), ENDS_MAX)
+                count = near_count([entry[1] for entry in islice(waiting, ENDS_MAX)])
                 await self._tell([waiting.popleft() for _ in range(count)])
         except BaseException as error:
             self._give_up(why_ended(error))

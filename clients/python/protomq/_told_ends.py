@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from ._end_lines import late
+from ._end_lines import late, near_count
 from ._transactions import ENDS_MAX, End
 from .errors import ProtomqError
 
@@ -84,8 +84,8 @@ class ToldEnds:
                 if not self._changed.wait_for(lambda: self._waiting, _IDLE_S):
                     self._thread = None
                     return
-                told = list(self._waiting)
-                self._waiting.clear()
+                count = near_count([one.deadline_s for one in self._waiting])
+                told = [self._waiting.popleft() for _ in range(count)]
                 self._under_way = len(told)
             outcomes = self._outcomes(told)
             for one, outcome in zip(told, outcomes, strict=True):

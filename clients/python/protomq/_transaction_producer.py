@@ -363,7 +363,8 @@ class TransactionProducer(OfOneProcess):
             note(error)
 
     def _call_end(self, ends: Sequence[End], timeout_s: float) -> list[bool | ProtomqError]:
-        return self._producer._driver.run(end_steps(ends, timeout_s))
+        topics = self._listening.get(ends[0].broker_name, ())
+        return self._producer._driver.run(end_steps(ends, timeout_s, tuple(topics)))
 
     def _seconds(self, timeout_s: float | None, *, zero: bool = False) -> float:
         if timeout_s is None:

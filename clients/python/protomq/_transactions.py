@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache, partial
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from ._call_steps import call_broker
@@ -130,6 +132,7 @@ class End(NamedTuple):
     is_check: bool = False
 
 
+_topic_of: Final[Callable[[End], str]] = attrgetter("topic")
 new_end: Final[Callable[[Iterable[Any]], End]] = partial(tuple.__new__, End)
 """As the class makes it, but without a call of Python for each."""
 
@@ -219,14 +222,19 @@ def note_not_taken(message_id: str, decision: TransactionDecision, error: Protom
     say_not_taken(message_id, decision, error)
 
 
-def end_steps(ends: Sequence[End], timeout_s: float) -> Steps[list[bool | ProtomqError]]:
+def end_steps(
+    ends: Sequence[End], timeout_s: float, topics: Iterable[str] = ()
+) -> Steps[list[bool | ProtomqError]]:
     """Tells one broker of decisions; of each, whether the transaction had ended so before, or why it was refused. Raises what the call
     raises. It is tried until the time is over: a decision that comes twice is answered as the first time.
+
+    `topics`: that the broker had, besides those of the decisions. By any of them it is found, though others were deleted since.
     """
     payload = [_end_fields(ends)]
     topic, broker_name = ends[0].topic, ends[0].broker_name
+    others = dict.fromkeys(chain(map(_topic_of, ends), topics))
     answer = yield from call_broker(
-        topic, broker_name, END_TRANSACTION, payload, timeout_s, UNTIL_THE_END
+        topic, broker_name, END_TRANSACTION, payload, timeout_s, UNTIL_THE_END, other_topics=others
     )
     return _outcomes(ends, answer)
 

@@ -21,6 +21,7 @@ from protomq.wire.topics import TIMER_TOPIC, TopicClass, class_of
 from protomq_runtime.errors import corrupt_log, invalid_argument, too_many
 
 from .store.log.record_scan import read_trailers
+from .store.timer.carrying import first_rows
 from .store.timer.recalled import recalled_key
 from .store.timer.timer import timer_record
 from .store_errors import to_service_error
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 CANDIDATES_MAX: Final = 1_024
 """Most messages with one due time among which a recall looks for one that was carried forward."""
+CANDIDATES_SIZE_MAX_BYTES: Final = 8 << 20
+"""Most bytes of these, unless the first alone has more: sends wait some 20 ms while they are read."""
 
 
 class Recalls:
@@ -126,8 +129,9 @@ class Recalls:
         rows = self._store.pending.at_due(handle.due_time_ms, CANDIDATES_MAX + 1, handle.position)
         if len(rows) and int(rows["position"][0]) == handle.position:
             rows = rows[:1]  # else it is not pending, or was carried forward, to behind that position
-        is_cut = len(rows) > CANDIDATES_MAX
-        rows = rows[:CANDIDATES_MAX]
+        candidates = first_rows(rows, CANDIDATES_MAX, CANDIDATES_SIZE_MAX_BYTES)
+        is_cut, is_cut_by_size = len(candidates) < len(rows), len(candidates) < min(len(rows), CANDIDATES_MAX)
+        rows = candidates
         data, starts, is_sound = self._store.read_records(
             rows["position"].astype(np.int64), rows["size"].astype(np.int64)
         )
@@ -148,8 +152,8 @@ class Recalls:
                 )
             if is_cut:
                 raise too_many(
-                    "candidates of a recall",
-                    CANDIDATES_MAX,
+                    f"{'bytes of ' if is_cut_by_size else ''}candidates of a recall",
+                    CANDIDATES_SIZE_MAX_BYTES if is_cut_by_size else CANDIDATES_MAX,
                     "the message was moved within the log, and is not found among all that fall due in its millisecond. If it is pending,"
                     " it is delivered. Give messages that may be recalled times that differ",
                 )

@@ -23,6 +23,7 @@ from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
 
 from .queue_choice import QueueChoice
 from .send_request import ProducerIdentity, parse_send_header, read_records
+from .store.errors import AppendTooLargeError
 from .store.log.append import AppendRequest
 from .store.state.send_errors import SendInFlightError
 from .store.state.sent_runs import SEQUENCE_END_MAX
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .delays import Delays
     from .half_sends import HalfSends
     from .recalls import Recalls
+    from .store.log.append import RecordRegion
     from .store.state.topics import TopicConfig
     from .store.store import Store, StoredPlace
     from .transaction_checks import TransactionChecks
@@ -52,6 +54,8 @@ FLUSH_SLAVE_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_SLAVE_TIMEOUT
 SLAVE_NOT_AVAILABLE = SendStatus.SEND_STATUS_SLAVE_NOT_AVAILABLE
 GROUP_SIZE_BYTES = 8 << 20
 """A group of this many bytes is appended at once. A larger group gains nothing and delays its first caller."""
+COPY_ROOM_BYTES = 1 << 10
+"""By which the copy of a message may be larger, with the record of a state that goes with it."""
 
 
 class _Pending(NamedTuple):
@@ -65,6 +69,16 @@ class _Pending(NamedTuple):
     new_topic: TopicConfig | None
     """The topic to create when the send is stored: a refused send leaves no topic behind."""
     previous_sequence: int | None
+
+
+def _check_copies_fit(region: RecordRegion, append_size_max_bytes: int) -> None:
+    """Raises AppendTooLargeError for delayed and half messages that could be stored, and then never delivered: a copy is an append, too."""
+    size_max_bytes = append_size_max_bytes - COPY_ROOM_BYTES
+    if len(region.data) <= size_max_bytes:  # always, unless segments are small
+        return
+    largest = len(region.data) if region.sizes is None else int(region.sizes.max())
+    if largest > size_max_bytes:
+        raise AppendTooLargeError(largest, size_max_bytes)
 
 
 class _Group:
@@ -213,6 +227,8 @@ class SendService:
         try:
             check_write_queue(order.topic, order.request.queue_id)
             check_type(order.topic, region)
+            if region.flags:
+                _check_copies_fit(region, self._store.append_size_max_bytes)
             if region.flags & FLAG_DUE_TIME:
                 self._delays.check_room()
             if region.flags & FLAG_KIND_HALF:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .system_writer import SystemWriter
 
 COMMITTED_SIZE_MAX_BYTES: Final = 4 << 20
-"""Most bytes of committed messages in one append, not counting the last one."""
+"""Most bytes of committed messages in one append, unless it is one message."""
 ENDED_COUNT_MAX: Final = 4_096
 """Most transactions in one record."""
 _ENDING_NAMES: Final = {
@@ -181,17 +181,17 @@ class TransactionEndings:
 
 
 def _parts(halves: Sequence[HalfMessage], size_max_bytes: int) -> Iterable[slice]:
-    """Splits half messages into parts that fit into one append. `size_max_bytes`: size of a part, not counting its last message."""
+    """Splits half messages into parts that fit into one append. `size_max_bytes`: of a part, unless it is one message."""
     if len(halves) <= ENDED_COUNT_MAX and sum(map(_size_of, halves)) < size_max_bytes:
         if halves:
             yield slice(len(halves))
         return
     start = size_bytes = 0
-    for end, half in enumerate(halves, 1):
+    for number, half in enumerate(halves):
+        if number > start and (size_bytes + half.size_bytes > size_max_bytes or number - start >= ENDED_COUNT_MAX):
+            yield slice(start, number)
+            start, size_bytes = number, 0
         size_bytes += half.size_bytes
-        if size_bytes >= size_max_bytes or end - start >= ENDED_COUNT_MAX:
-            yield slice(start, end)
-            start, size_bytes = end, 0
     if start < len(halves):
         yield slice(start, len(halves))
 

@@ -48,16 +48,16 @@ class Callers:
         self.outcomes: dict[str, object] = {}
         self.threads: list[threading.Thread] = []
 
-    def begin(self, *handles: str) -> None:
+    def begin(self, *handles: str, timeout_s: float = 30.0) -> None:
         for handle in handles:
-            thread = threading.Thread(target=self._call, args=(handle,), daemon=True)
+            thread = threading.Thread(target=self._call, args=(handle, timeout_s), daemon=True)
             self.threads.append(thread)
             thread.start()
             wait_for(partial(self._is_under_way, handle), pause_s=0.001)
 
-    def _call(self, handle: str) -> None:
+    def _call(self, handle: str, timeout_s: float) -> None:
         try:
-            self.outcomes[handle] = self.line.end(end_of(handle), 30.0)
+            self.outcomes[handle] = self.line.end(end_of(handle), timeout_s)
         except ProtomqError as error:
             self.outcomes[handle] = error
 
@@ -81,6 +81,36 @@ def test_what_gathers_while_a_request_is_on_its_way_is_told_together() -> None:
     callers.join()
     assert broker.told == [["first"], handles]
     assert callers.outcomes == dict.fromkeys(["first", *handles], False) | {"again": True}
+
+
+def test_who_has_much_time_left_shares_no_request_with_who_has_little() -> None:
+    """It has the time of its leader."""
+    broker = Broker()
+    callers = Callers(EndLine(broker.end))
+    callers.begin("first")
+    callers.begin("hurried", "too", timeout_s=10.0)
+    callers.begin("patient", "as well")
+    broker.may_answer.release(3)
+    callers.join()
+    assert broker.told == [["first"], ["hurried", "too"], ["patient", "as well"]]
+    assert callers.outcomes == dict.fromkeys(("first", "hurried", "too", "patient", "as well"), False)
+
+
+def test_the_same_of_coroutines() -> None:
+    told: list[tuple[list[str], bool]] = []
+
+    async def call(ends: Sequence[End], timeout_s: float) -> list[bool | ProtomqError]:
+        told.append(([end.handle for end in ends], timeout_s > 20))
+        return [False] * len(ends)
+
+    async def run() -> None:
+        line = AsyncEndLine(call)
+        await asyncio.gather(
+            *(line.tell(end_of(handle), timeout_s) for handle, timeout_s in (("hurried", 10.0), ("too", 10.0), ("patient", 30.0)))
+        )
+
+    asyncio.run(run())
+    assert told == [(["hurried", "too"], False), (["patient"], True)]
 
 
 def test_a_drain_waits_for_what_is_on_its_way_and_for_what_waits_behind_it() -> None:

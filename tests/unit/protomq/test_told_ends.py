@@ -49,6 +49,19 @@ class Outcomes:
             self.ends.tell(end_of(handle), timeout_s, partial(self.known.__setitem__, handle))
 
 
+def test_what_has_much_time_left_shares_no_request_with_what_has_little() -> None:
+    broker = Broker()
+    outcomes = Outcomes(ToldEnds(broker.end))
+    outcomes.tell("first")
+    wait_for(lambda: broker.told, pause_s=0.001)
+    outcomes.tell("hurried", "too", timeout_s=10.0)
+    outcomes.tell("patient")
+    broker.may_answer.release(3)
+    outcomes.ends.drain(30.0)
+    assert broker.told == [["first"], ["hurried", "too"], ["patient"]]
+    assert outcomes.known == dict.fromkeys(("first", "hurried", "too", "patient"), False)
+
+
 def test_what_gathers_is_told_together_and_nobody_waits() -> None:
     broker = Broker()
     outcomes = Outcomes(ToldEnds(broker.end))

@@ -27,6 +27,7 @@ from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
     ConfigurationError,
     ConnectionLostError,
+    TopicNotFoundError,
     TransactionEndedError,
     WrongTypeError,
 )
@@ -353,3 +354,36 @@ def test_a_refusal_for_good_is_raised_unless_an_earlier_try_may_have_ended_the_t
     with pytest.raises(TransactionEndedError, match=REFUSED) as caught:
         begin_and_commit(broker)
     assert not caught.value.definite
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_decision_finds_its_broker_by_another_topic_where_its_own_was_deleted(is_async: bool) -> None:
+    """Others wait in its line: it must not hold them up until its time is over."""
+    cluster = AskingBroker({"gone": {"a": 1}, "T": {"a": 1}})
+
+    def delete() -> None:
+        del cluster.topics["gone"]
+        cluster.script("a", *(TopicNotFoundError("it was deleted") for _ in range(9)))
+
+    def run() -> None:
+        with TransactionProducer("g", lambda _: COMMIT, transport=FakeSyncTransport(cluster)) as producer:
+            begun = [producer.begin(topic) for topic in ("gone", "T")]
+            delete()
+            with pytest.raises(TopicNotFoundError):
+                producer.begin("gone", timeout_s=0.3)
+            for transaction in begun:
+                transaction.commit()
+
+    async def run_async() -> None:
+        async with AsyncTransactionProducer("g", lambda _: COMMIT, transport=FakeAsyncTransport(cluster)) as producer:
+            begun = [await producer.begin(topic) for topic in ("gone", "T")]
+            delete()
+            with pytest.raises(TopicNotFoundError):
+                await producer.begin("gone", timeout_s=0.3)
+            await asyncio.gather(*(transaction.commit() for transaction in begun))
+
+    if is_async:
+        asyncio.run(run_async())
+    else:
+        run()
+    assert cluster.told == [("half", COMMIT)] * 2

@@ -20,7 +20,7 @@ from protomq.v1.state_pb2 import TimerEnd, TimerRecord
 from protomq.wire import record as layout
 from protomq.wire.recall_handle import decode_handle, encode_handle
 from protomq.wire.topics import TIMER_TOPIC
-from protomq_broker import timer_mover
+from protomq_broker import recalls, timer_mover
 from protomq_broker.config import BrokerConfig
 from protomq_broker.recalls import CANDIDATES_MAX
 from protomq_broker.store.state.topics import TopicConfig
@@ -29,6 +29,7 @@ from protomq_broker.store.timer.timer import timer_record
 from protomq_broker.store.timer.timer_rows import MESSAGE, make_rows
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
+from protomq_runtime.errors import ServiceError
 from tests.support.delay_world import BROKER, SEGMENT, Call, World, reason
 from tests.unit.protomq_broker.store.store_helpers import open_store, read_all
 
@@ -44,6 +45,23 @@ def test_a_message_is_delivered_when_it_is_due_and_not_before(world: World) -> N
     assert world.deliver(5_000) == []
     assert world.deliver(1) == [b"later"]
     assert world.deliver(100_001) == [b"later"]
+
+
+def test_the_largest_message_that_is_taken_is_delivered_and_holds_up_no_other(world: World) -> None:
+    """Segments are small here: its copy has to fit into one, too."""
+    taken, refused = 1_000, SEGMENT
+    while refused - taken > 1:
+        size = (taken + refused) // 2
+        try:
+            world.send(bytes(size), delay_ms=1_000)
+            taken = size
+        except ServiceError:
+            refused = size
+    assert reason(lambda: world.send(bytes(refused), delay_ms=1_000))[0] == "MESSAGE_TOO_LARGE"
+    world.send(b"small", delay_ms=2_000)
+    delivered = world.deliver(2_001)
+    assert bytes(taken) in delivered
+    assert delivered[-1] == b"small"
 
 
 def test_the_mover_gives_way_to_others_and_not_to_itself(world: World) -> None:
@@ -244,6 +262,35 @@ def test_a_recall_that_cannot_look_at_all_messages_of_its_moment_does_not_say_to
         ])
     )
     assert world.recall_answer(handles[0]).recalled_before, "which needs no search"
+
+
+def test_a_recall_reads_no_more_than_a_part_of_large_messages_that_fall_due_with_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sends wait for it, and all that it reads is in memory."""
+    monkeypatch.setattr(recalls, "CANDIDATES_SIZE_MAX_BYTES", 100_000)
+    due_ms = world.clock.now_ms() + 10_000_000
+    sent = [
+        world.request(SendRequest(topic="topic", queue_id=0, records=[Record(body=bytes(9_000), due_time_ms=due_ms)]))
+        for _ in range(30)
+    ]
+    read_sizes: list[int] = []
+    read_records = world.store.read_records
+
+    def read(positions: Any, sizes: Any) -> Any:
+        read_sizes.append(int(sizes.sum()))
+        return read_records(positions, sizes)
+
+    monkeypatch.setattr(world.store, "read_records", read)
+    first, *_, last = (one.recall_handle for one in sent)
+    assert world.recall(first)
+    assert world.recall_answer(first).recalled_before
+    moved = encode_handle(decode_handle(last)._replace(position=1))
+    said = {"what": "bytes of candidates of a recall", "limit": "100000"}
+    assert reason(lambda: world.recall(moved)) == ("TOO_MANY", said)
+    near = encode_handle(decode_handle(last)._replace(position=sent[-5].physical_offset - 1))
+    assert world.recall(near), "it is among the first"
+    assert max(read_sizes) <= 100_000
 
 
 def test_a_recall_that_is_made_again_is_told_that_the_first_one_won(world: World) -> None:

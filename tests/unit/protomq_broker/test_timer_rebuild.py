@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
+from protomq_broker.store.store import Store
 from protomq_broker.store.timer import rebuild, timer_runs
 from protomq_broker.store.timer.pending import PendingLimits
 from protomq_broker.store.timer.timer_runs import TimerDamagedError
+from protomq_broker.testing.simdisk import SimDisk
 from tests.support.delay_world import SEGMENT, World, reason
+from tests.unit.protomq_broker.store.store_helpers import open_store
 from tests.unit.protomq_broker.store.test_following import log_of
 
 SMALL = PendingLimits(near=8, fresh=3, far=5, runs_per_level=3)
@@ -201,6 +204,44 @@ def test_a_batch_that_was_taken_before_is_not_delivered_behind_the_rebuild(
 
     monkeypatch.setattr(world.store, "read_records", read_slowly)
     assert sorted(world.deliver(200_000)) == sorted(dues_ms)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_follower_does_not_bring_back_what_its_leader_ends_meanwhile(steps: int) -> None:
+    """The record of the end comes before the message has been found again. Who leads next would deliver that message twice."""
+    world, dues_ms, handles = started()
+    disk = SimDisk()
+    follower = open_store(disk, clock=world.clock, segment=SEGMENT, follows=True)
+    follower.pending._limits = SMALL
+    follow_world(world, follower)
+    follower.pending.met_damage = "damage was met"
+    for _ in range(steps):
+        follower._upkeep.heal(world.clock.monotonic_ms())
+    assert follower.pending.is_rebuilding
+    deliver_due(world, dues_ms, 50_000)
+    recalled = sorted(set(dues_ms) - set(world.delivered()))[0]
+    assert world.recall(handles[recalled])
+    follow_world(world, follower)
+    while follower.pending.is_rebuilding:
+        follower._upkeep.heal(world.clock.monotonic_ms())
+    assert rows_of(follower) == rows_of(world.store)
+    assert follower.pending.count == len(rows_of(follower))
+    follower.close()
+    world.store, world.disk = follower, disk
+    world.start()
+    assert sorted(world.deliver(200_000)) == sorted(set(dues_ms) - {recalled})
+
+
+def follow_world(world: World, follower: Store) -> None:
+    """The follower gets all that the world's store has and it has not."""
+    start = follower.appended_position
+    world.store.flush()
+    follower.append_verbatim(start, log_of(world.disk, start, world.store.appended_position, SEGMENT))
+    follower.positions.note_replicated(world.store.readable_position)
+
+
+def rows_of(store: Store) -> list[tuple[int, ...]]:
+    return sorted(row for part in store.pending.below(1 << 60) for row in part.tolist())
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 9])

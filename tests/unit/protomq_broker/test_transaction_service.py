@@ -89,6 +89,28 @@ def test_a_half_message_is_nowhere_before_it_is_committed(world: World) -> None:
     assert (copy.queue_id, copy.queue_offset, copy.HasField("crc32c")) == (3, 0, True)
 
 
+def test_the_largest_half_message_that_is_taken_is_committed_with_others_or_expires(world: World) -> None:
+    """Segments are small here: its copy has to fit into one, too."""
+    taken, refused = 1_000, SEGMENT
+    handles: list[str] = []
+    while refused - taken > 1:
+        size = (taken + refused) // 2
+        try:
+            handles.append(world.half(bytes(size)))
+            taken = size
+        except ServiceError:
+            refused = size
+    assert refusal(lambda: world.half(bytes(refused))).reason == "MESSAGE_TOO_LARGE"
+    small = [world.half(bytes(2_000)) for _ in range(7)]
+    others, largest = handles[:-1], handles[-1]
+    assert {end.error_reason for end in world.end(*((handle, COMMIT) for handle in (*small, largest)))} == {""}
+    assert sorted(map(len, world.delivered())) == [2_000] * 7 + [taken]
+    for _ in range(40):
+        world.turns(30_000)
+    assert not world.open()
+    assert len(world.delivered(EXPIRED_TOPIC)) == len(others)
+
+
 def test_what_is_rolled_back_is_nowhere(world: World) -> None:
     handle = world.half()
     world.end((handle, ROLL_BACK))

@@ -77,7 +77,8 @@ def test_a_property_that_is_missing(text, value):
         (b"-9223372036854775808", "a = -9223372036854775808", True), (b"-9223372036854775807", "a = -9223372036854775808", False),
         (b"yes", "a = TRUE", False), (b"yes", "a = FALSE", True), (b"true", "a", False), (b"-7", "a < -6", True),
         (b" true", "a = TRUE", False), (b"TRUE", "a = 'true'", False), (b" x", "a = 'x'", False), (b" 5 ", "a = 5.0", True),
-        (b" ", "a IS NULL", False), (b"x", "'a' = 'x'", False),
+        (b" ", "a IS NULL", False), (b"x", "'a' = 'x'", False), (b"%020d" % 7, "a = 7", True), (b"-%030d" % 7, "a < -6", True),
+        (b"0" * 1_000, "a = 0", True), (b"+0", "a = 0", True), (b"0" * 20 + b"9223372036854775807", "a > 5", True),
     ],
 )  # fmt: skip
 def test_a_text_is_converted_to_the_kind_of_the_other_side(value, condition, outcome):
@@ -89,6 +90,7 @@ def test_a_text_is_converted_to_the_kind_of_the_other_side(value, condition, out
     [
         (b"x", "a > 5"), (b"5.5", "a > 5"), (b"", "a = 5"), (b"1_0", "a = 10"), (b" 5", "a = 5"), (b"NaN", "a > 1.0"),
         (b"9223372036854775808", "a > 5"), (b"\xd9\xa5", "a = 5"), (b"x", "a < b"), (b"9" * 2_000, "a > 1.0"),
+        (b"0" * 20 + b"9223372036854775808", "a > 5"), (b"00x", "a = 0"), (b"+", "a = 0"), (b"0" * 1_001, "a = 0"),
     ],
 )  # fmt: skip
 def test_a_text_that_is_no_such_number_ends_the_evaluation(value, condition):
@@ -122,6 +124,8 @@ def condition_of(term, joined):
         ("a <> 1.5", " AND ", "1" * 1_000),
         ("a <> 1.5", " AND ", "1" * 999 + "x"),
         ("a <> 1.5", " AND ", " " * 1_000),
+        ("a <> 1", " AND ", "0" * 1_000),
+        ("a <> 1", " AND ", "0" * 999 + "x"),
         ("a = TRUE", " OR ", "x" * 32_000),
     ],
 )

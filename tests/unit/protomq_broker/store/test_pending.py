@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from protomq_broker.store.timer import pending, timer_runs
 from protomq_broker.store.timer.pending import PendingLimits, PendingTimers
+from protomq_broker.store.timer.timer_rows import merge_rows
 from protomq_broker.store.timer.timer_runs import TimerDamagedError
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from tests.support.examples import examples
@@ -466,9 +467,37 @@ def test_what_cannot_be_read_may_be_carried_forward(restarts: bool) -> None:
 @pytest.mark.usefixtures("blocks")
 def test_what_cannot_be_read_costs_those_that_leave_later_nothing() -> None:
     timers = _with_unreadable(SimDisk(), 40)
-    aside = timers._aside
+    aside = list(timers._aside)
     assert timers.due(40, 100)["due_ms"].tolist() == [*range(21, 41)]
     timers.note_removed(*columns([(due_ms, 100 + due_ms) for due_ms in range(21, 31)]), 1_001, np.full(10, 10))
     timers.flush()
-    assert timers._aside is aside, "it may be of millions of rows"
+    assert list(map(id, timers._aside)) == list(map(id, aside)), "it may be of millions of rows"
     assert timers.due(40, 100)["due_ms"].tolist() == [*range(31, 41)]
+
+
+@pytest.mark.usefixtures("blocks")
+def test_that_many_cannot_be_read_costs_no_more_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged segment may have millions. Recalls wait while they are set aside."""
+    timers = PendingTimers(SimDisk(), FOLDER)
+    timers.load()
+    rows = [(number, 100 + number) for number in range(1, 6_401)]
+    timers.note(*columns(rows), np.full(len(rows), 10), 10_000)
+    due = timers.due(10_000, 10_000)
+    merged_counts: list[int] = []
+
+    def note(parts: list[np.ndarray], *, keep_removals: bool) -> np.ndarray:
+        merged_counts.append(sum(map(len, parts)))
+        return merge_rows(parts, keep_removals=keep_removals)
+
+    monkeypatch.setattr(pending, "merge_rows", note)
+    for start in range(0, len(rows), 50):
+        timers.set_aside(due[start : start + 50])
+    assert sum(merged_counts) < 10 * len(rows)
+    assert len(timers.due(10_000, 10_000)) == 0
+    gone = random.Random(5).sample(rows, 900)
+    timers.note_removed(*columns(gone), 10_001, np.full(len(gone), 10))
+    left = sorted(set(rows) - set(gone))
+    assert [int(row["position"]) for part in timers.below(1 << 40) for row in part] == [at for _, at in left]
+    assert [int(at) for due_ms in (1, 6_400) for at in timers.at_due(due_ms, 9)["position"]] == [
+        at for due_ms, at in left if due_ms in (1, 6_400)
+    ]

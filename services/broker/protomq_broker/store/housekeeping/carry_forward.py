@@ -196,7 +196,7 @@ class CarryForward:
     def _carry_halves(self, cut: int) -> None:
         """Appends again the half messages before `cut` that are open."""
         store = self._store
-        while halves := store.transactions.below(cut)[:CARRIED_COUNT]:
+        while halves := store.transactions.below(cut, CARRIED_COUNT):
             first = first_halves(halves, copied_size_max_bytes(store.append_size_max_bytes))
             self._on_writer(partial(self._append_halves, first))
 

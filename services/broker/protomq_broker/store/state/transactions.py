@@ -369,11 +369,15 @@ class Transactions:
             heapq.heappop(others)
         return None
 
-    def below(self, position: int) -> list[HalfMessage]:
-        """The open ones that stand before `position`, which are to be carried forward before the log is cut there."""
-        return [
-            known.half for known in self.open_transactions() if known.half.position < position
-        ]
+    def below(self, position: int, count_max: int) -> list[HalfMessage]:
+        """The first of the open ones that stand before `position`, which are to be carried forward before the log is cut there."""
+        found: list[HalfMessage] = []
+        with self._lock:
+            for known in self._open.values():  # in the order of the log
+                if known.half.position >= position or len(found) == count_max:
+                    break
+                found.append(known.half)
+        return found
 
     def carried_record(self, keys: Sequence[TransactionKey]) -> bytes:
         """The body of a record that goes with half messages that are appended again: how often they were checked, and when they are due."""

@@ -2,7 +2,7 @@
 
     noted     what the writer has noted and nobody has looked at      arrays as they came
     fresh     rows that came lately, of any due time                    memory, unordered, few
-    aside     rows that are due, and whose record cannot be read        memory, in order; pending, but `due` gives them no more
+    aside     rows that are due, and whose record cannot be read        memory, parts in order; pending, but `due` gives them no more
     near      the rows that fall due next                               memory, in order
     ------------------------------------------------------------------- horizon: a key; all rows up to it are in memory
     far       rows behind the horizon that came lately                  memory, unordered
@@ -43,6 +43,7 @@ from .timer_rows import (
     NO_ROWS,
     REMOVED,
     Key,
+    count_through,
     key_at,
     make_rows,
     mark_removed,
@@ -105,12 +106,15 @@ class PendingTimers:
         self.entries_from = self.removals_from = 0
         self._noted: list[NDArray[Any]] = []
         self._noted_removals: list[NDArray[Any]] = []
+        self._held_removals: list[NDArray[Any]] = []
+        """Noted while `is_rebuilding`: their rows may not be here yet, and a removal that finds none is gone."""
         self._fresh: list[NDArray[Any]] = []
         self._fresh_count = 0
         self._fresh_due_ms = LAST_KEY.due_ms  # the least of them
         self._near = NO_ROWS
         self._near_start = 0
-        self._aside = NO_ROWS
+        self._aside: list[NDArray[Any]] = []
+        """Each part has twice as many rows as the next one, at least: so a row is merged a few times, however many there are."""
         self._far: list[NDArray[Any]] = []
         self._far_count = 0
         self._horizon = _NO_HORIZON
@@ -179,7 +183,7 @@ class PendingTimers:
                 self.recalled.note(recalled_key)
             if not len(removals):
                 return
-            self._noted_removals.append(removals)
+            (self._held_removals if self.is_rebuilding else self._noted_removals).append(removals)
             self._count -= len(removals)
             self._size_bytes -= int(sizes.sum())
 
@@ -250,7 +254,7 @@ class PendingTimers:
                 ]
             others = [
                 part[(part["due_ms"] == np.uint64(due_ms)) & (part["position"] >= np.uint64(from_position))]
-                for part in (*self._fresh, _rows_at(self._near[self._near_start :], due_ms), self._aside, *self._far)
+                for part in (*self._fresh, _rows_at(self._near[self._near_start :], due_ms), *self._aside, *self._far)
             ]
             for rows in merged(cursors, merge_rows(others, keep_removals=True), keep_removals=False):
                 part = rows[: int(np.searchsorted(rows["due_ms"], np.uint64(due_ms), "right"))]
@@ -261,15 +265,19 @@ class PendingTimers:
         return np.concatenate(parts)[:count_max] if parts else NO_ROWS
 
     def set_aside(self, rows: NDArray[Any]) -> None:
-        """Rows that `due` gave and that cannot be read now: `due` gives them no more, until the next start."""
+        """Rows that `due` gave, in its order, and that cannot be read now: `due` gives them no more, until the next start."""
         with self._lock:
             near = self._near[self._near_start :]
+            near = near[: count_through(near, key_at(rows, -1))]
             chosen = np.isin(near["position"], rows["position"]) & (near["kind"] == MESSAGE)
             aside = near[chosen]
             near["kind"][chosen] = REMOVED  # here; so many may not be readable that they would fill it
             self._skip_removed()
             aside["kind"] = ASIDE
-            self._aside = merge_rows([self._aside, aside], keep_removals=False)
+            while self._aside and len(self._aside[-1]) < 2 * len(aside):
+                aside = merge_rows([self._aside.pop(), aside], keep_removals=False)
+            if len(aside):
+                self._aside.append(aside)
 
     def below(self, position: int) -> Iterator[NDArray[Any]]:
         """The rows of records before `position`, a few at a time, as of now. Raises TimerDamagedError, OSError."""
@@ -278,7 +286,7 @@ class PendingTimers:
             self._take_notes()
             self._settle()
             cursors = [Cursor(cursor.run, cursor.index) for cursor in self._cursors]
-            others = merge_rows([self._aside, self._near_rows(), *self._far], keep_removals=True)
+            others = merge_rows([*self._aside, self._near_rows(), *self._far], keep_removals=True)
         with self._noting_damage():
             for rows in merged(cursors, others, keep_removals=False):
                 found = rows[rows["position"] < np.uint64(position)]
@@ -313,8 +321,11 @@ class PendingTimers:
                 self._noted_removals.append(removals)
 
     def end_rebuild(self) -> None:
-        """Everything is here again."""
-        self.is_rebuilding = False
+        """Everything is here again, and what has ended meanwhile goes: at a follower, its leader goes on."""
+        with self._note_lock:
+            self._noted_removals += self._held_removals
+            self._held_removals = []
+            self.is_rebuilding = False
 
     def freeze(self) -> int:
         """The next `checkpoint` reports this moment; up to where the log was taken in by then."""
@@ -334,7 +345,7 @@ class PendingTimers:
                 self._horizon,
                 self._next_number,
                 [(cursor.run.number, cursor.index) for cursor in self._cursors],
-                [_taken_back(self._aside), self._near_rows(), *self._fresh, *self._far],
+                [*map(_taken_back, self._aside), self._near_rows(), *self._fresh, *self._far],
             )
             return max(entries_up_to, removals_up_to)
 
@@ -433,13 +444,16 @@ class PendingTimers:
             self._settle()
 
     def _remove(self, removals: NDArray[Any]) -> None:
-        aside, due_ms = self._aside["due_ms"], removals["due_ms"]
-        start, end = np.searchsorted(aside, due_ms.min(), "left"), np.searchsorted(aside, due_ms.max(), "right")
-        if start < end:  # There may be millions of them: only those of these due times are compared.
-            is_aside = np.isin(removals["position"], self._aside["position"][start:end])
-            left = self._aside[start:end][np.isin(self._aside["position"][start:end], removals["position"], invert=True)]
-            self._aside = np.concatenate((self._aside[:start], left, self._aside[end:]))
-            removals = removals[~is_aside]
+        first_ms, last_ms = removals["due_ms"].min(), removals["due_ms"].max()
+        for number, part in enumerate(self._aside):
+            start, end = np.searchsorted(part["due_ms"], first_ms, "left"), np.searchsorted(part["due_ms"], last_ms, "right")
+            if start == end:
+                continue  # There may be millions of them: only those of these due times are compared.
+            positions = part["position"][start:end]
+            left = part[start:end][np.isin(positions, removals["position"], invert=True)]
+            if len(left) < len(positions):
+                removals = removals[np.isin(removals["position"], positions, invert=True)]
+                self._aside[number] = np.concatenate((part[:start], left, part[end:]))
         front = self._near[self._near_start : self._near_start + len(removals)]
         if len(front) == len(removals) and np.array_equal(front["position"], removals["position"]):
             front["kind"] = REMOVED  # what was due went, in its order
