@@ -769,8 +769,9 @@ class Store:
             topic = self.topics.find(name)
             return topic.incarnation if topic is not None else None
 
-        self.offsets.keep(incarnation_of)
-        self.popped.keep(incarnation_of)
+        deleted = self.topics.deleted
+        self.offsets.keep(incarnation_of, deleted)
+        self.popped.keep(incarnation_of, deleted)
 
     def half_copies(
         self,

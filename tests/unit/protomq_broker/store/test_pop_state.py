@@ -129,6 +129,14 @@ def test_a_deleted_group_and_a_topic_that_is_gone_are_forgotten() -> None:
     assert state.groups() == {}
 
 
+def test_what_was_popped_of_a_deleted_topic_does_not_come_back_with_one_of_the_same_incarnation() -> None:
+    state = machine()
+    state.apply(hand_out(1, 0, 5), 20)
+    state.apply(hand_out(1, 0, 5, group="h"), 40)
+    state.keep({"t": 7}.get, {"t": 30})
+    assert state.groups() == {"h": ["t"]}
+
+
 def test_queues_with_open_messages_are_known_beyond_those_that_a_topic_has() -> None:
     disk = SimDisk()
     state = machine(disk)

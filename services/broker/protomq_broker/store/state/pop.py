@@ -18,8 +18,9 @@ from __future__ import annotations
 import base64
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -266,10 +267,14 @@ class PopState:
         with self.lock:
             return iter(list(self._queues.values()))
 
-    def keep(self, incarnation_of: Callable[[str], int | None]) -> None:
-        """Forgets the queues of topics that are not there, or in another incarnation."""
+    def keep(self, incarnation_of: Callable[[str], int | None], deleted: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Forgets the queues of topics that are not there, or in another incarnation. `deleted`: see `ConsumerOffsets.keep`."""
         with self.lock:
-            gone = [key for key, known in self._queues.items() if incarnation_of(key.topic) != known.incarnation]
+            gone = [
+                key
+                for key, known in self._queues.items()
+                if incarnation_of(key.topic) != known.incarnation or known.until <= deleted.get(key.topic, 0)
+            ]
             for key in gone:
                 del self._queues[key]
                 self._change_count += 1
