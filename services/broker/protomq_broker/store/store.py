@@ -708,6 +708,7 @@ class Store:
     def _forget_topic(self, topic: str) -> None:
         """A follower has applied the deletion of a topic, and nothing behind it."""
         self.offsets.forget_topic(topic)
+        self.popped.forget_topic(topic)
         self._tell_deleted(topic)
 
     def _tell_deleted(self, topic: str) -> None:

@@ -275,15 +275,23 @@ class PopState:
                 for key, known in self._queues.items()
                 if incarnation_of(key.topic) != known.incarnation or known.until <= deleted.get(key.topic, 0)
             ]
-            for key in gone:
-                del self._queues[key]
-                self._change_count += 1
-            for group, topic in {key[:2] for key in gone}:
-                queue_ids = self._queue_ids(group, topic)
-                if queue_ids:
-                    self._queue_counts[group, topic] = queue_ids[-1] + 1
-                else:
-                    del self._queue_counts[group, topic]
+            self._forget(gone)
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic is gone, and with it what was popped of it."""
+        with self.lock:
+            self._forget([key for key in self._queues if key.topic == topic])
+
+    def _forget(self, gone: Sequence[QueueOfGroup]) -> None:
+        for key in gone:
+            del self._queues[key]
+            self._change_count += 1
+        for group, topic in {key[:2] for key in gone}:
+            queue_ids = self._queue_ids(group, topic)
+            if queue_ids:
+                self._queue_counts[group, topic] = queue_ids[-1] + 1
+            else:
+                del self._queue_counts[group, topic]
 
 
 def _check(record: PopRecord) -> None:
