@@ -191,6 +191,7 @@ class RouteTable:
             )
             if takes_over and liveness is not None:
                 self._remove(key, liveness.incarnation, now_ms)
+                doubts.append(key)  # It takes sends until it holds again.
                 liveness = None
             elif may_be_copy and liveness is not None:
                 self._check_copy(key, liveness, incarnation, now_ms, doubts)
