@@ -326,6 +326,7 @@ class Store:
         transaction_state = TransactionState(
             disk, files.transactions_folder, files.transactions, files.halves
         )
+        self.popped.deleted = lambda: self.topics.deleted
         self._machines: tuple[StateMachine, ...] = (
             self.topics,
             self.offsets,
@@ -336,7 +337,7 @@ class Store:
             self.locks,
             self._front,
         )
-        """The machines of the broker's own records. A machine in this list is replayed, saved and carried forward."""
+        """The machines of the broker's own records. A machine in this list is replayed, saved and carried forward. Topics come first."""
         self._machine_of = {machine.topic: machine for machine in self._machines}
         self._replay_states(recovery.log)
         transaction_state.end_replay()

@@ -49,6 +49,7 @@ class PopState:
 
     Attributes:
         replay_from: after the construction: the records before this position are in it already.
+        deleted: topics that were deleted, and where the log ended then. They are known before any record is applied.
         time_ms: newest pop time that a record tells; 0: none does.
         handed_out_count, acked_count, dead_count, lost_count: messages, since the start.
     """
@@ -58,6 +59,7 @@ class PopState:
     def __init__(self, disk: Disk, path: str, log_start: int, end_position: int) -> None:
         """Reads the cache of a log that goes from `log_start` to `end_position`."""
         self._files = SnapshotFiles(disk, path)
+        self.deleted: Callable[[], Mapping[str, int]] = dict
         self.lock = threading.Lock()
         self._queues: dict[QueueOfGroup, OpenMessages] = {}
         self._remembered = Remembered()
@@ -99,6 +101,8 @@ class PopState:
             known is None
             or known.incarnation != told.topic_incarnation
             or (told.whole and position >= known.until)
+            # Of a deleted topic, whose incarnation was given to the next one of its name.
+            or known.until <= self.deleted().get(key.topic, 0) <= position
         ):
             acknowledged = self._nothing_acknowledged(told, time_ms)
             if known is not None and (known.incarnation, known.next_offset) == (told.topic_incarnation, told.next_offset):
