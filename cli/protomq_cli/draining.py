@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from protomq import Admin, ConsumerGroup, Permission, TopicConfig
 
 LOOK_INTERVAL_S: Final = 1.0
+UNDO_LOOKS_MAX: Final = 10
+"""An undo looks again while somebody changes topics between its look at them and their change."""
 Closed = tuple[str, int]
 """Name and incarnation of a topic that is closed: a new one of the same name is another."""
 _COLUMNS: Final = (
@@ -170,9 +172,11 @@ def close(admin: Admin, broker: str, known: set[Closed]) -> int:
     closed = {Permission.READ_WRITE: Permission.READ, Permission.WRITE: Permission.NONE}
     topics = _topics_of(admin, broker)
     opened = _open_topics(broker, topics, known)
-    for topic in opened:
-        _permit(admin, broker, topic, closed[topic.permission], closed_from=topic.permission)
-    known.update((topic.name, topic.incarnation) for topic in topics)
+    # What somebody has changed since the look at it is left for the next look.
+    changed = [
+        topic.name for topic in opened if not _permit(admin, broker, topic, closed[topic.permission], closed_from=topic.permission)
+    ]
+    known.update((topic.name, topic.incarnation) for topic in topics if topic.name not in changed)
     return len(topics)
 
 
@@ -201,11 +205,13 @@ def reopen(admin: Admin, broker: str) -> int:
     from protomq import Permission
 
     count = 0
-    for topic in _topics_of(admin, broker):
-        if topic.closed_from is not Permission.UNSPECIFIED:
-            _permit(admin, broker, topic, topic.closed_from, closed_from=Permission.UNSPECIFIED)
-            count += 1
-    return count
+    for _ in range(UNDO_LOOKS_MAX):
+        closed = [topic for topic in _topics_of(admin, broker) if topic.closed_from is not Permission.UNSPECIFIED]
+        opened = [_permit(admin, broker, topic, topic.closed_from, closed_from=Permission.UNSPECIFIED) for topic in closed]
+        count += sum(opened)
+        if all(opened):
+            return count
+    raise CliError(ExitCode.REFUSED, "TOPIC_EXISTS", f"somebody goes on changing topics of {broker}: {count} were opened; run it again")
 
 
 def _topics_of(admin: Admin, broker: str) -> list[TopicConfig]:
@@ -334,16 +340,24 @@ def _say(broker: str, text: str) -> None:
 
 def _permit(
     admin: Admin, broker: str, topic: TopicConfig, permission: Permission, *, closed_from: Permission
-) -> None:
-    admin.create_topic(
-        topic.name,
-        write_queues=topic.write_queues,
-        read_queues=topic.read_queues,
-        permission=permission,
-        closed_from=closed_from,
-        update=True,
-        brokers=[broker],
-    )
+) -> bool:
+    """Gives a topic that permission, unless somebody has changed or deleted it since the look at it; whether it has it."""
+    from protomq.errors import TopicExistsError, TopicNotFoundError
+
+    try:
+        admin.create_topic(
+            topic.name,
+            write_queues=topic.write_queues,
+            read_queues=topic.read_queues,
+            permission=permission,
+            closed_from=closed_from,
+            update=True,
+            brokers=[broker],
+            only_if=topic,
+        )
+    except (TopicExistsError, TopicNotFoundError):
+        return False
+    return True
 
 
 def _row(broker: str, closed: int, rest: Rest) -> dict[str, Any]:

@@ -174,15 +174,15 @@ def _spread_topic(
     from protomq import Permission
 
     closed = {Permission.READ_WRITE: Permission.READ, Permission.WRITE: Permission.NONE}
-    if has is None:
+    config = has
+    if config is None:
         # Nothing is stored there before it is said where the groups begin.
-        _create(admin, broker, topic, closed.get(topic.permission, topic.permission), update=False)
+        config = _create(admin, broker, topic, closed.get(topic.permission, topic.permission))
     begun = [group.name for group in groups if topic.name in group.topics and _begins(admin, broker, group.name, topic.name)]
     for group in begun:
         admin.reset_offsets(group, topic.name, "earliest", brokers=[broker])
-    config = has
-    if config is None or config.permission in closed.values():
-        config = _create(admin, broker, topic, topic.permission, update=True)
+    if has is None or has.permission in closed.values():
+        config = _create(admin, broker, topic, topic.permission, only_if=config)
     return config, begun, has is None
 
 
@@ -197,15 +197,17 @@ def _begins(admin: Admin, broker: str, group: str, topic: str) -> bool:
     return all(each.committed_offset is None for each in lags)
 
 
-def _create(admin: Admin, broker: str, topic: TopicConfig, permission: Any, *, update: bool) -> TopicConfig:
+def _create(admin: Admin, broker: str, topic: TopicConfig, permission: Any, *, only_if: TopicConfig | None = None) -> TopicConfig:
+    """`only_if`: the topic as it is there; what somebody else has changed or deleted meanwhile is not undone."""
     made = admin.create_topic(
         topic.name,
         write_queues=topic.write_queues,
         read_queues=topic.read_queues,
         permission=permission,
-        update=update,
+        update=only_if is not None,
         type=topic.type,
         brokers=[broker],
+        only_if=only_if,
     )
     return made[broker]
 

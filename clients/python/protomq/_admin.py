@@ -120,14 +120,16 @@ class Admin(AdminCalls):
         incarnation: int = 0,
         type: TopicType = TopicType.UNSPECIFIED,
         closed_from: Permission = Permission.UNSPECIFIED,
+        only_if: TopicConfig | None = None,
     ) -> dict[str, TopicConfig]:
         """Creates a topic at all brokers or at those named. Returns its configuration by broker.
 
         0 queues: the broker's default (8). With `update` an existing topic is changed. `incarnation`: the same for the topic at all of
         these brokers (1 to 2^63 - 1); 0: each chooses its own. `type`: which messages it takes. The default is MIXED; an update that names
-        no type leaves it. `closed_from`: the permission to note, to be given back later. If groups have not consumed what stands in read
-        queues that the topic loses, a RuntimeWarning says so. Raises TopicExistsError if it exists with another
-        configuration or incarnation, InvalidArgumentError, BrokerNotFoundError.
+        no type leaves it. `closed_from`: the permission to note, to be given back later. `only_if`: the topic as you have seen it. If it
+        is another one by now, it stays as it is, and TopicExistsError or TopicNotFoundError is raised. Brokers of earlier versions change
+        it all the same. If groups have not consumed what stands in read queues that the topic loses, a RuntimeWarning says so. Raises
+        TopicExistsError if it exists with another configuration or incarnation, InvalidArgumentError, BrokerNotFoundError.
         """
         return whole(
             *create_topic(
@@ -141,6 +143,7 @@ class Admin(AdminCalls):
                 incarnation=incarnation,
                 kind=type,
                 closed_from=closed_from,
+                only_if=only_if,
             )
         )
 

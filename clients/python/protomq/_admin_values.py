@@ -280,6 +280,20 @@ def topic_config_of(topic: Any) -> TopicConfig:
     )
 
 
+def topic_of_config(config: TopicConfig) -> Any:
+    """A TopicConfig as the protobuf Topic."""
+    from .v1 import topic_pb2
+
+    numbers: dict[str, Any] = {"permission": int(config.permission), "type": int(config.type), "closed_from": int(config.closed_from)}
+    return topic_pb2.Topic(
+        name=config.name,
+        write_queues=config.write_queues,
+        read_queues=config.read_queues,
+        incarnation=config.incarnation,
+        **numbers,
+    )
+
+
 def datetime_of(timestamp: Any) -> datetime:
     """A protobuf Timestamp as a datetime in UTC."""
     from datetime import UTC

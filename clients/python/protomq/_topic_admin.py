@@ -15,6 +15,7 @@ from ._admin_values import (
     TopicDescription,
     datetime_of,
     topic_config_of,
+    topic_of_config,
 )
 from ._checks import OFFSET_MAX, check_count, check_flag, check_topic
 from ._types import MessageQueue, Permission, QueueRange, TopicType
@@ -42,6 +43,7 @@ def create_topic(
     incarnation: int,
     kind: TopicType,
     closed_from: Permission,
+    only_if: TopicConfig | None,
 ) -> tuple[dict[str, TopicConfig], dict[str, ProtomqError]]:
     """The configuration by broker, and the brokers that did not answer."""
     from .v1 import admin_service_pb2 as pb
@@ -52,6 +54,8 @@ def create_topic(
         check_count(name, count, 0, QUEUES_MAX)
     if not isinstance(permission, Permission):
         raise WrongTypeError(f"permission is a Permission, Permission.READ for instance, not {permission!r}")
+    if only_if is not None and not isinstance(only_if, TopicConfig):
+        raise WrongTypeError(f"only_if is a TopicConfig, as describe_topic has it, not {only_if!r}")
     if not isinstance(closed_from, Permission):
         raise WrongTypeError(f"closed_from is a Permission, Permission.READ_WRITE for instance, not {closed_from!r}")
     check_flag("update", update)
@@ -70,7 +74,7 @@ def create_topic(
         type=type_number,
         closed_from=former_number,
     )
-    request = pb.CreateTopicRequest(topic=wanted, update=update)
+    request = pb.CreateTopicRequest(topic=wanted, update=update, only_if=None if only_if is None else topic_of_config(only_if))
     configs: dict[str, TopicConfig] = {}
     unread: dict[str, str] = {}
 

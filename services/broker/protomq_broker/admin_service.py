@@ -68,6 +68,7 @@ from .topic_access import (
     existing_topic,
     group_not_found,
     readable_topic,
+    topic_not_found,
 )
 
 if TYPE_CHECKING:
@@ -479,6 +480,8 @@ class AdminService:
         is refused.
         """
         existing = wanted.get(topic.name) or self._store.topics.find(topic.name)
+        if request.HasField("only_if"):
+            _check_is_as(existing, topic_from_message(request.only_if, self._config.default_queues))
         if existing is not None and not request.topic.type:
             topic = replace(topic, type=existing.type)
         if existing is not None and existing != topic and not request.update:
@@ -530,6 +533,21 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
 def _told_unread(unread: Mapping[str, int]) -> str:
     told = [f"{group} {count}" for group, count in unread.items()]
     return ", ".join((*told[:UNREAD_NAMED_MAX], "…") if len(told) > UNREAD_NAMED_MAX else told)
+
+
+def _check_is_as(existing: TopicConfig | None, seen: TopicConfig) -> None:
+    """Raises ServiceError if the topic has changed since the caller has seen it, or is gone."""
+    if existing is None:
+        raise topic_not_found(seen.name)
+    if existing != seen:
+        raise ServiceError(
+            Code.ALREADY_EXISTS,
+            "TOPIC_EXISTS",
+            f"topic {seen.name!r} has been changed meanwhile: it exists with {_differences(existing, seen)}; look at it again",
+            metadata={"topic": seen.name},
+        )
+    if seen.incarnation not in (0, existing.incarnation):
+        raise to_service_error(IncarnationGivenError(seen.name, seen.incarnation, existing.incarnation))
 
 
 def _differences(existing: TopicConfig, wanted: TopicConfig) -> str:

@@ -97,10 +97,9 @@ class RouteService:
     ) -> RegisterBrokerResponse:
         registration = to_registration(request, self._topic_count_max)
         known = registration.key in self._table.snapshot.registrations
-        if self._table.register(
+        self._table.register(
             registration, self._clock.monotonic_ms(), is_returning=request.returning, time_ms=self._clock.now_ms()
-        ):
-            self._answer_holds(registration.key)
+        )
         if not known:
             broker = registration.broker
             logger.info(

@@ -168,6 +168,8 @@ class RouteTable:
         key = registration.key
         incarnation, store_id = registration.broker.incarnation, registration.broker.store_id
         with self._lock:
+            # After a pause it is chance whether a scan comes first, or one that wants the name of a broker that could not be heard.
+            self._forgive_own_pause(now_ms)
             known = self._registrations.get(key)
             if not is_returning and (known is None or known.broker.cluster != registration.broker.cluster):
                 self._check_cluster(registration.broker, now_ms)
@@ -189,6 +191,7 @@ class RouteTable:
             )
             if takes_over and liveness is not None:
                 self._remove(key, liveness.incarnation, now_ms)
+                doubts.append(key)  # It takes sends until it holds again.
                 liveness = None
             elif may_be_copy and liveness is not None:
                 self._check_copy(key, liveness, incarnation, now_ms, doubts)
@@ -348,6 +351,7 @@ class RouteTable:
         """The scan: remove the brokers whose time is up."""
         with self._lock:
             self._forgive_own_pause(now_ms)
+            self._last_scan_ms = now_ms
             removals = [
                 Removal(key, cause)
                 for key, liveness in self._liveness.items()
@@ -565,13 +569,16 @@ class RouteTable:
 
     def _forgive_own_pause(self, now_ms: int) -> None:
         gap_ms = 0 if self._last_scan_ms is None else now_ms - self._last_scan_ms
-        self._last_scan_ms = now_ms
         if gap_ms <= self._pause_ms:
             return
+        self._last_scan_ms = now_ms
         for liveness in self._liveness.values():
             liveness.expires_ms += gap_ms
+            liveness.newcomer_until_ms += gap_ms
             if liveness.hold_due_ms is not None:
                 liveness.hold_due_ms += gap_ms
+            if liveness.doubted_until_ms is not None:
+                liveness.doubted_until_ms += gap_ms
 
     def _miss(self, key: BrokerKey, time_ms: int, cause: str) -> None:
         """The broker is about to be removed. Nothing is missing while another one of its name is there: a slave has what its master has.

@@ -338,6 +338,47 @@ async def test_silent_name_servers_hold_up_no_coroutine_that_has_a_route(monkeyp
     await routes.close()
 
 
+class SlowNameServerOfLoop:
+    """Answers each look-up when the test lets it, with the queues that it knew when it was asked."""
+
+    def __init__(self) -> None:
+        self.queues = 1
+        self.may_answer = asyncio.Event()
+        self.asked = 0
+
+    async def call(self, *_: object, **__: object) -> bytes:
+        self.asked += 1
+        share = route_service_pb2.QueueRoute(
+            broker_name="a", write_queues=self.queues, read_queues=self.queues, permission=topic_pb2.PERMISSION_READ_WRITE
+        )
+        broker = route_service_pb2.Broker(broker_name="a", grpc_address="h:1", permission=topic_pb2.PERMISSION_READ_WRITE)
+        answer = route_service_pb2.GetRouteResponse(route=route_service_pb2.Route(topic="t", queues=[share], brokers=[broker]))
+        await self.may_answer.wait()
+        return answer.SerializeToString()
+
+    def look_again(self) -> None:
+        pass
+
+
+async def test_a_coroutine_that_doubts_a_route_while_it_is_looked_up_has_it_looked_up_once_more() -> None:
+    """A broker says that the route is another one, and the answer under way may be from before that. As for threads."""
+    names = SlowNameServerOfLoop()
+    routes = AsyncRoutes(cast(AsyncTransport, names), "a:1")
+    routes._cache.store(route(), time.monotonic() - ROUTE_FRESH_S)
+    await routes.current("t")
+    await asyncio.sleep(0)
+    names.queues = 2
+    routes.invalidate("t", may_be_old=True)
+    await routes.current("t")
+    names.may_answer.set()
+    await asyncio.wait(routes._looking_up.values())
+    assert routes.cached("t") is None, "the name server may have answered before the change"
+    await routes.current("t")
+    await asyncio.wait(routes._looking_up.values())
+    assert len((await routes.get("t")).read_queues) == 2
+    assert names.asked == 2
+
+
 async def test_a_close_ends_a_look_up_with_an_error_of_its_own_and_cancels_none_who_wait() -> None:
     routes = AsyncRoutes(cast(AsyncTransport, SilentNameServerOfLoop()), "a:1")
     cancelled, *waiting = [asyncio.create_task(routes.get("t", 3600.0)) for _ in range(3)]

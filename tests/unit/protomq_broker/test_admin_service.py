@@ -189,6 +189,48 @@ def test_a_topic_changes_when_the_caller_says_so_and_keeps_its_incarnation() -> 
     assert (changed.write_queues, changed.incarnation) == (4, made.incarnation)
 
 
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        ({}, None),
+        ({"incarnation": 0}, None),
+        ({"write_queues": 2}, "TOPIC_EXISTS"),
+        ({"permission": Permission.PERMISSION_READ}, "TOPIC_EXISTS"),
+        ({"closed_from": Permission.PERMISSION_READ}, "TOPIC_EXISTS"),
+        ({"incarnation": 6}, "TOPIC_EXISTS"),
+        ({"name": "other"}, "TOPIC_EXISTS"),
+        ({"write_queues": -1}, "INVALID_ARGUMENT"),
+    ],
+)
+def test_a_topic_changes_only_as_the_caller_has_seen_it(seen: dict[str, Any], reason: str | None) -> None:
+    broker = FakeBroker()
+    made = broker.call(ADMIN + "CreateTopic", create(write_queues=1, incarnation=5)).response().topic
+    only_if = Topic()
+    only_if.CopyFrom(made)
+    for name, value in seen.items():
+        setattr(only_if, name, value)
+    request = create(update=True, write_queues=4)
+    request.only_if.CopyFrom(only_if)
+    call = broker.call(ADMIN + "CreateTopic", request)
+    found = broker.call(ADMIN + "DescribeTopic", DescribeTopicRequest(topic="new")).response().topic
+    if reason is None:
+        assert call.response().topic == found != made
+        return
+    assert call.error is not None
+    assert call.error.reason == reason
+    assert found == made
+
+
+def test_a_topic_that_is_gone_is_not_made_again_by_who_has_seen_it() -> None:
+    broker = FakeBroker()
+    request = create(update=True, write_queues=4)
+    request.only_if.CopyFrom(Topic(name="new", write_queues=4, read_queues=4))
+    error = broker.call(ADMIN + "CreateTopic", request).error
+    assert error is not None
+    assert error.reason == "TOPIC_NOT_FOUND"
+    assert broker.store.topics.find("new") is None
+
+
 def test_who_makes_a_topic_smaller_is_told_what_groups_have_not_consumed_there(caplog: pytest.LogCaptureFixture) -> None:
     broker = FakeBroker()
     broker.call(ADMIN + "CreateTopic", create("topic", update=True, write_queues=4)).response()

@@ -79,11 +79,13 @@ class FakeAdmin:
         brokers: list[str],
         permission: Permission,
         closed_from: Permission,
+        only_if: Any,
         **settings: Any,
     ) -> None:
         assert topic != "TRANS_CHECK_MAX_TIME_TOPIC", "only the broker creates and writes it"
         assert settings == {"write_queues": 4, "read_queues": 6, "update": True}
         for broker in brokers:
+            assert (only_if.name, only_if.permission) == (topic, self.permissions[broker][topic]), "as it was seen"
             self.permissions[broker][topic] = permission
             self.closed_from[broker, topic] = closed_from
 

@@ -79,7 +79,10 @@ class FakeAdmin:
     def reset_offsets(self, group: str, name: str, place: str, *, brokers: list[str]) -> None:
         self.done.append(("reset", group, name, *brokers))
 
-    def create_topic(self, name: str, *, brokers: list[str], update: bool, **settings: Any) -> dict[str, TopicConfig]:
+    def create_topic(
+        self, name: str, *, brokers: list[str], update: bool, only_if: TopicConfig | None, **settings: Any
+    ) -> dict[str, TopicConfig]:
+        assert only_if == (topic(name, 2) if update else None), "what somebody changes meanwhile stays changed"
         self.done.append(("create", name, *brokers))
         return {brokers[0]: topic(name, 2)}
 

@@ -15,6 +15,7 @@ from protomq.v1.topic_pb2 import DataVersion, Topic
 from protomq_broker.name_server_connections import NameServerConnection
 from protomq_namesrv.config import LimitsConfig, LivenessConfig
 from protomq_namesrv.direct_connection import DirectConnection
+from protomq_namesrv.route_snapshot import BrokerKey
 from protomq_namesrv.route_table import RouteTable
 from protomq_runtime.errors import ServiceError
 
@@ -79,6 +80,20 @@ def test_a_broker_hears_of_others_that_have_its_topics_until_it_is_closed() -> N
     assert connection.take_changed_topics() == []
     connection.close()
     assert len(table.on_changed_topics) == 1
+
+
+def test_who_loses_its_name_to_a_broker_in_this_process_hears_of_it_at_once() -> None:
+    """It would take sends until its hold ends by itself."""
+    table = RouteTable()
+    key = BrokerKey("b", 0)
+    newcomer = Broker(cluster="c", broker_name="b", grpc_address="h:2", incarnation=2, store_id=2)
+    connection_to(table).register_broker(RegisterBrokerRequest(broker=newcomer, data_version=VERSION))
+    table.open_hold(key, 2, 0, store_id=2)
+    told: list[BrokerKey] = []
+    table.on_doubt = told.append
+    back = Broker(cluster="c", broker_name="b", grpc_address="h:1", incarnation=1, store_id=1)
+    connection_to(table).register_broker(RegisterBrokerRequest(broker=back, data_version=VERSION, returning=True))
+    assert told == [key]
 
 
 def test_a_refusal_has_the_time_of_the_wall_clock() -> None:

@@ -658,6 +658,28 @@ def test_pause_of_this_process_is_not_held_against_brokers() -> None:
     assert scan_until(table, 600_001, 700_000) == []
 
 
+def test_pause_of_this_process_gives_a_name_to_no_copy() -> None:
+    """The holder was asked to hold again, and could not be heard."""
+    table, holds = held()
+    table.remove_silent(0)
+    copy = registration(store_id=1, incarnation=200, port=9000, topics={"t": 2})
+    assert taken(table, copy, 1) == LIVENESS.broken_grace_ms
+    table.end_hold(A, holds[0], 1, broken=False)
+    assert taken(table, copy, 600_000) is not None
+    table.remove_silent(600_000)
+    table.open_hold(A, 100, 600_001, store_id=1)
+    assert taken(table, copy, 600_002) is None
+    assert queues_of(table, "t") == {"a": 1}
+
+
+def test_pause_of_this_process_takes_no_name_from_who_had_it_before() -> None:
+    table = RouteTable()
+    table.remove_silent(0)
+    table.register(registration(store_id=2, topics={"t": 2}), 0)
+    table.register(registration(store_id=1, topics={"t": 1}), 600_000, is_returning=True)
+    assert queues_of(table, "t") == {"a": 1}
+
+
 def test_unregistered_broker_is_gone_and_a_late_register_does_not_bring_it_back() -> None:
     table = RouteTable()
     table.register(registration(incarnation=100, topics={"t": 1}), 0)

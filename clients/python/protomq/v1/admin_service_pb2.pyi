@@ -29,21 +29,29 @@ class CreateTopicRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     UPDATE_FIELD_NUMBER: _builtins.int
+    ONLY_IF_FIELD_NUMBER: _builtins.int
     update: _builtins.bool
     """Change the topic if it exists. Without `update` a topic that exists with another configuration is an error."""
     @_builtins.property
     def topic(self) -> _topic_pb2.Topic:
         """The topic."""
 
+    @_builtins.property
+    def only_if(self) -> _topic_pb2.Topic:
+        """Change the topic only if it is as described here, incarnation included: as the caller saw it. Otherwise nothing changes, and the answer is
+        TOPIC_EXISTS, or TOPIC_NOT_FOUND if the topic is not there. Brokers of earlier versions do not look at it.
+        """
+
     def __init__(
         self,
         *,
         topic: _topic_pb2.Topic | None = ...,
         update: _builtins.bool = ...,
+        only_if: _topic_pb2.Topic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["only_if", b"only_if", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["only_if", b"only_if", "topic", b"topic", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -326,6 +326,7 @@ class Store:
         transaction_state = TransactionState(
             disk, files.transactions_folder, files.transactions, files.halves
         )
+        self.popped.deleted = lambda: self.topics.deleted
         self._machines: tuple[StateMachine, ...] = (
             self.topics,
             self.offsets,
@@ -336,7 +337,7 @@ class Store:
             self.locks,
             self._front,
         )
-        """The machines of the broker's own records. A machine in this list is replayed, saved and carried forward."""
+        """The machines of the broker's own records. A machine in this list is replayed, saved and carried forward. Topics come first."""
         self._machine_of = {machine.topic: machine for machine in self._machines}
         self._replay_states(recovery.log)
         transaction_state.end_replay()
@@ -708,6 +709,7 @@ class Store:
     def _forget_topic(self, topic: str) -> None:
         """A follower has applied the deletion of a topic, and nothing behind it."""
         self.offsets.forget_topic(topic)
+        self.popped.forget_topic(topic)
         self._tell_deleted(topic)
 
     def _tell_deleted(self, topic: str) -> None:
@@ -769,8 +771,9 @@ class Store:
             topic = self.topics.find(name)
             return topic.incarnation if topic is not None else None
 
-        self.offsets.keep(incarnation_of)
-        self.popped.keep(incarnation_of)
+        deleted = self.topics.deleted
+        self.offsets.keep(incarnation_of, deleted)
+        self.popped.keep(incarnation_of, deleted)
 
     def half_copies(
         self,

@@ -10,8 +10,10 @@ from unittest import mock
 
 import pytest
 
+from protomq.v1.state_pb2 import PopRecord
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq.wire.topics import POP_TOPIC
 from protomq_broker.store.errors import (
     DiskFullError,
     ForeignBytesError,
@@ -180,7 +182,11 @@ def test_what_the_leader_deletes_goes_on_the_follower_too() -> None:
     leader, follower = pair()
     fill(leader)
     commit(leader, "group", "topic", 0, 3)
+    popped = PopRecord(time_ms=1)
+    popped.queues.add(consumer_group="pops", topic="topic", topic_incarnation=incarnation_of(leader), next_offset=1)
+    leader.append_state(POP_TOPIC, [popped.SerializeToString()])
     follow(leader, follower)
+    assert follower.popped.groups() == {"pops": ["topic"]}
     told: list[str] = []
     follower.on_topic_deleted = told.append
     leader.delete_topic("topic")
@@ -188,6 +194,7 @@ def test_what_the_leader_deletes_goes_on_the_follower_too() -> None:
     follow(leader, follower)
     assert told == ["topic"]
     assert committed(follower, "group", "topic", 0) is None
+    assert leader.popped.groups() == follower.popped.groups() == {}
     assert read_all(follower) == read_all(leader) != []
 
 

@@ -543,6 +543,32 @@ def test_only_the_newest_records_of_offsets_are_carried() -> None:
     assert offsets.record_of(keys, 5) == b""
 
 
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("is_later", [False, True])
+def test_offsets_of_a_deleted_topic_do_not_come_back_with_one_of_the_same_incarnation(checkpoints: bool, is_later: bool) -> None:
+    """Whoever makes it may choose the incarnation. Else the group would pass over its first messages."""
+    disk = SimDisk()
+    store = open_store(disk)
+    store.topics.put([TopicConfig("topic", incarnation=5)])
+    store.append([make_request([b"a", b"b", b"c"])])
+    commit(store, "g", "topic", 0, 3)
+    commit(store, "g", "topic", 1, 2)
+    if checkpoints:
+        store.checkpoint()
+    later: list[Callable[[], None]] = []
+    store.delete_topic("topic", later.append)
+    if not is_later:
+        later.pop()()
+    store.topics.put([TopicConfig("topic", incarnation=5)])
+    store.append([make_request([b"d"])])
+    commit(store, "g", "topic", 1, 1)
+    while later:
+        later.pop()()
+    assert [committed(store, "g", "topic", queue_id) for queue_id in (0, 1)] == [None, 1]
+    store = open_store(disk.killed())
+    assert [committed(store, "g", "topic", queue_id) for queue_id in (0, 1)] == [None, 1]
+
+
 def test_a_topic_made_anew_does_not_come_back_as_the_one_that_was_deleted() -> None:
     disk = SimDisk()
     store = open_store(disk)

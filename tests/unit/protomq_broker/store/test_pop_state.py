@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from protomq.v1.state_pb2 import HandOut, PopRecord
+from protomq.wire.topics import POP_TOPIC
 from protomq_broker.store.state.pop import PopState
 from protomq_broker.store.state.popped_queue import QueueOfGroup
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.testing.simdisk import SimDisk
+
+from .store_helpers import open_store
 
 KEY = QueueOfGroup("g", "t", 0)
 
@@ -127,6 +131,29 @@ def test_a_deleted_group_and_a_topic_that_is_gone_are_forgotten() -> None:
     assert state.has_group("h")
     state.keep(lambda topic: 8)
     assert state.groups() == {}
+
+
+def test_what_was_popped_of_a_deleted_topic_does_not_come_back_with_one_of_the_same_incarnation() -> None:
+    state = machine()
+    state.apply(hand_out(1, 0, 5), 20)
+    state.apply(hand_out(1, 0, 5, group="h"), 40)
+    state.keep({"t": 7}.get, {"t": 30})
+    assert state.groups() == {"h": ["t"]}
+
+
+def test_pops_of_a_topic_begin_anew_though_it_has_the_incarnation_of_one_that_was_deleted() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.topics.put([TopicConfig("t", incarnation=7)])
+    store.append_state(POP_TOPIC, [hand_out(1, 0, 5)])
+    store.append_state(POP_TOPIC, [hand_out(2, 5, 5)])
+    store.delete_topic("t")
+    store.topics.put([TopicConfig("t", incarnation=7)])
+    store.append_state(POP_TOPIC, [hand_out(1, 0, 1)])
+    popped = [known.statement() for known in store.popped.queues()]
+    assert [told.next_offset for told in popped] == [1]
+    store = open_store(disk.killed())
+    assert [known.statement() for known in store.popped.queues()] == popped
 
 
 def test_queues_with_open_messages_are_known_beyond_those_that_a_topic_has() -> None:

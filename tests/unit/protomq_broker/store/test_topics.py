@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from protomq.v1.state_pb2 import EarlierDeletion, TopicsRecord
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.files.side_files import write_json_file
 from protomq_broker.store.state import topics as topics_module
@@ -63,6 +64,29 @@ class Log:
 
 def make_table() -> TopicTable:
     return Log().open()
+
+
+def test_of_two_deletions_the_later_one_counts_in_whatever_order_they_are_told() -> None:
+    """What only a file of an earlier version reports is told when the front of the log goes; by then the topic may be deleted again."""
+    log = Log()
+    table = log.open()
+    for _ in range(2):
+        table.create(TopicConfig("a"))
+        table.delete("a")
+    position = table.deleted["a"]
+    assert table.append is not None
+    earlier = EarlierDeletion(topic="a", end_position=position - 1)
+    table.append(TopicsRecord(earlier_deletions=[earlier]).SerializeToString())
+    assert table.deleted == log.open().deleted == {"a": position}
+
+
+def test_a_topic_that_two_first_messages_make_is_that_of_the_first() -> None:
+    """A start that finds no record of it counts from the first message, too."""
+    table = make_table()
+    table.add([TopicConfig("a", incarnation=7), TopicConfig("a", incarnation=9)])
+    found = table.find("a")
+    assert found is not None
+    assert found.incarnation == 7
 
 
 def save(table: TopicTable, position: int) -> None:

@@ -23,6 +23,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -73,6 +74,15 @@ class _TopicOffsets:
         self.positions: dict[int, int] = {}
         self.reset_epochs: dict[int, int] = {}
         """Of queues that were reset: which reset was the last."""
+
+    def only(self, queue_ids: Iterable[int]) -> _TopicOffsets:
+        """These queues alone. Another object: some read this one without the lock."""
+        found = _TopicOffsets(self.incarnation)
+        for queue_id in queue_ids:
+            found.offsets[queue_id], found.positions[queue_id] = self.offsets[queue_id], self.positions[queue_id]
+            if queue_id in self.reset_epochs:
+                found.reset_epochs[queue_id] = self.reset_epochs[queue_id]
+        return found
 
 
 class ConsumerOffsets:
@@ -247,14 +257,25 @@ class ConsumerOffsets:
                         newest[topic] = max(newest.get(topic, found), found)
         return {topic: incarnation for topic, (_, incarnation) in newest.items()}
 
-    def keep(self, incarnation_of: Callable[[str], int | None]) -> None:
-        """Forgets the offsets of topics that are not there, or in another incarnation."""
+    def keep(self, incarnation_of: Callable[[str], int | None], deleted: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Forgets the offsets of topics that are not there, or in another incarnation.
+
+        `deleted`: topics that were deleted, and where the log ended then. Offsets from before that go, too: whoever makes a topic may give
+        it the incarnation of one that was deleted.
+        """
         with self._lock:
             for group, topics in list(self._groups.items()):
                 for topic, known in list(topics.items()):
-                    if incarnation_of(topic) != known.incarnation:
+                    is_other = incarnation_of(topic) != known.incarnation
+                    end_position = deleted.get(topic, 0)
+                    kept = [queue_id for queue_id, at in known.positions.items() if not is_other and at >= end_position]
+                    if len(kept) == len(known.positions):
+                        continue
+                    self._change_count += 1
+                    if kept:
+                        topics[topic] = known.only(kept)
+                    else:
                         del topics[topic]
-                        self._change_count += 1
                 if not topics:
                     del self._groups[group]
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 import base64
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -48,6 +49,7 @@ class PopState:
 
     Attributes:
         replay_from: after the construction: the records before this position are in it already.
+        deleted: topics that were deleted, and where the log ended then. They are known before any record is applied.
         time_ms: newest pop time that a record tells; 0: none does.
         handed_out_count, acked_count, dead_count, lost_count: messages, since the start.
     """
@@ -57,6 +59,7 @@ class PopState:
     def __init__(self, disk: Disk, path: str, log_start: int, end_position: int) -> None:
         """Reads the cache of a log that goes from `log_start` to `end_position`."""
         self._files = SnapshotFiles(disk, path)
+        self.deleted: Callable[[], Mapping[str, int]] = dict
         self.lock = threading.Lock()
         self._queues: dict[QueueOfGroup, OpenMessages] = {}
         self._remembered = Remembered()
@@ -98,6 +101,8 @@ class PopState:
             known is None
             or known.incarnation != told.topic_incarnation
             or (told.whole and position >= known.until)
+            # Of a deleted topic, whose incarnation was given to the next one of its name.
+            or known.until <= self.deleted().get(key.topic, 0) <= position
         ):
             acknowledged = self._nothing_acknowledged(told, time_ms)
             if known is not None and (known.incarnation, known.next_offset) == (told.topic_incarnation, told.next_offset):
@@ -266,19 +271,31 @@ class PopState:
         with self.lock:
             return iter(list(self._queues.values()))
 
-    def keep(self, incarnation_of: Callable[[str], int | None]) -> None:
-        """Forgets the queues of topics that are not there, or in another incarnation."""
+    def keep(self, incarnation_of: Callable[[str], int | None], deleted: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Forgets the queues of topics that are not there, or in another incarnation. `deleted`: see `ConsumerOffsets.keep`."""
         with self.lock:
-            gone = [key for key, known in self._queues.items() if incarnation_of(key.topic) != known.incarnation]
-            for key in gone:
-                del self._queues[key]
-                self._change_count += 1
-            for group, topic in {key[:2] for key in gone}:
-                queue_ids = self._queue_ids(group, topic)
-                if queue_ids:
-                    self._queue_counts[group, topic] = queue_ids[-1] + 1
-                else:
-                    del self._queue_counts[group, topic]
+            gone = [
+                key
+                for key, known in self._queues.items()
+                if incarnation_of(key.topic) != known.incarnation or known.until <= deleted.get(key.topic, 0)
+            ]
+            self._forget(gone)
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic is gone, and with it what was popped of it."""
+        with self.lock:
+            self._forget([key for key in self._queues if key.topic == topic])
+
+    def _forget(self, gone: Sequence[QueueOfGroup]) -> None:
+        for key in gone:
+            del self._queues[key]
+            self._change_count += 1
+        for group, topic in {key[:2] for key in gone}:
+            queue_ids = self._queue_ids(group, topic)
+            if queue_ids:
+                self._queue_counts[group, topic] = queue_ids[-1] + 1
+            else:
+                del self._queue_counts[group, topic]
 
 
 def _check(record: PopRecord) -> None:

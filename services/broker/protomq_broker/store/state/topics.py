@@ -297,7 +297,10 @@ class TopicTable:
         The messages are in the log. So the topic is there even if the log takes no record of it; it gets one at the next start at the
         latest.
         """
-        new = {topic.name: topic for topic in topics if topic.name not in self._by_name}
+        new: dict[str, TopicConfig] = {}
+        for topic in topics:
+            if topic.name not in self._by_name:
+                new.setdefault(topic.name, topic)
         if not new:
             return 0
         made = list(map(self._with_incarnation, new.values()))
@@ -350,7 +353,10 @@ class TopicTable:
             return ()
         gone = list(record.deleted_topics)
         if gone or record.earlier_deletions:
-            self._deleted = {**self._deleted, **dict(deletions_in(record, position))}
+            deleted = dict(self._deleted)
+            for name, end_position in deletions_in(record, position):
+                deleted[name] = max(end_position, deleted.get(name, 0))
+            self._deleted = deleted
         with self._lock:
             for name in gone:
                 self._by_name.pop(name, None)
