@@ -34,6 +34,7 @@ from protomq.v1.pop_service_pb2 import (
 )
 from protomq.v1.pull_service_pb2 import FilterType, PullRequest
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
+from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker import pop_planner, pop_reading, pop_requests, pop_service, pop_settling
 from protomq_broker.filters.errors import FilterError
 from protomq_broker.filters.filter_book import Matches
@@ -1924,3 +1925,23 @@ def test_who_waits_after_a_fail_over_is_woken_by_what_turns_out_to_be_confirmed(
     broker.server.run()
     assert (pop.answered, pull.answered) == (True, True)
     assert [message.body for message in messages_of(pop)] == [b"0", b"1"]
+
+
+def test_who_waits_is_woken_when_the_copies_that_retention_has_made_may_be_read() -> None:
+    broker = FakeBroker(sync_flush=True)
+    broker.call(SEND, SendRequest(topic="topic", queue_id=0, records=[Record(body=b"kept")]))
+    broker.store.flush()
+    begun = Group(broker).begin()
+    broker.store.flush()
+    broker.server.run()
+    assert [message.body for message in messages_of(begun)] == [b"kept"]
+    broker.store._carried._pop_carrier.move_below(broker.store.appended_position)
+    broker.clock.time_ms += HELD_MS - 1_000
+    pop, other = Group(broker).begin(hold_ms=20_000), Group(broker, "other").begin(hold_ms=20_000, start=PopStart.POP_START_END)
+    broker.advance(1_000)
+    assert (broker.store.queue_range("%RETRY%group", 0), pop.answered) == ((0, 0), False), "due, and not to be read yet"
+    for _ in range(2):  # the copy, and then the record of the pop
+        broker.store.flush()
+        broker.server.run()
+    assert [(message.body, message.attempt) for message in messages_of(pop)] == [(b"kept", 2)]
+    assert not other.answered
