@@ -351,14 +351,18 @@ def test_a_deletion_waits_for_the_disk_as_a_commit_does() -> None:
     waiting = WaitingAnswers(store, ManualClock())
     writer.start(store, cast("Any", lane))
     store_commit(store, "group", "topic", 0, 5)
-    commits, call = OffsetCommits(store, writer, waiting, BrokerConfig(), no_locks(store), MemberCommits(no_members())), StubCall(lane)
-    commits.delete_group("group", cast("Any", call))
+    commits = OffsetCommits(store, writer, waiting, BrokerConfig(), no_locks(store), MemberCommits(no_members()))
+    call, repeated = StubCall(lane), StubCall(lane)
+    for each in (call, repeated):
+        commits.delete_group("group", cast("Any", each))
     lane.run(lane.posted)
-    assert call.outcome is None
+    assert (call.outcome, repeated.outcome) == (None, None), "that the group is not there rests on the first one"
     store.flush()
     waiting.resolve()
     lane.run(lane.posted)
     assert call.outcome == b""
+    assert isinstance(repeated.outcome, ServiceError)
+    assert repeated.outcome.reason == "GROUP_NOT_FOUND"
 
 
 def test_a_commit_waits_for_the_disk_no_longer_than_a_send() -> None:
