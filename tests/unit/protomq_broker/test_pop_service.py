@@ -19,7 +19,7 @@ from protomq.v1.consumer_service_pb2 import (
     QueueOffset,
 )
 from protomq.v1.group_pb2 import GroupSettings as GroupMessage
-from protomq.v1.group_service_pb2 import PutGroupRequest
+from protomq.v1.group_service_pb2 import PutGroupRequest, SendBackRequest
 from protomq.v1.pop_service_pb2 import (
     AckRequest,
     AckResponse,
@@ -1637,6 +1637,29 @@ def test_who_deletes_the_retries_of_a_group_deletes_what_retention_kept_for_its_
     broker.advance(2 * MINUTE_MS)
     assert group.pop() == []
     assert group.bodies(topic="other") == [b"other"] * 4
+
+
+@pytest.mark.parametrize("fields", [{}, {"fifo": True}, {"tags": ["tag"]}], ids=["all", "fifo", "tags"])
+def test_a_group_that_pops_its_own_retries_gets_none_of_them_again_for_what_retention_keeps(fields: dict[str, Any]) -> None:
+    broker = FakeBroker()
+    broker.fill([b"0", b"1", b"2"], tag="tag")
+    back = SendBackRequest(consumer_group="group")
+    for offset in (0, 1):
+        back.messages.add(topic="topic", queue_id=0, queue_offset=offset, delay_ms=0)
+    broker.call(GROUP + "SendBack", back).response()
+    group = Group(broker, topic="%RETRY%group", invisible_ms=60 * MINUTE_MS, **fields)
+    messages = group.pop()
+    of_topic = Group(broker).pop(invisible_ms=60 * MINUTE_MS)
+    assert ([message.body for message in messages], len(of_topic)) == ([b"0", b"1"], 3)
+    for passes in range(1, 4):
+        _retained(broker, 3 * passes)
+        assert broker.store.queue_range("%RETRY%group", 0) == (5 * passes - 3, 5 * passes + 2)
+        assert group.pop() == []
+    group.ack(messages[:1], topic="%RETRY%group")
+    Group(broker).ack(of_topic)
+    broker.advance(61 * MINUTE_MS)
+    assert [(message.body, message.offset, message.attempt) for message in group.pop()] == [(b"1", 1, 2)]
+    assert Group(broker).pop() == []
 
 
 def filled_one_by_one(count: int) -> FakeBroker:
