@@ -128,7 +128,8 @@ class OffsetCommits:
         self, request: CommitOffsetsRequest, call: Call, *, is_reset: bool = False
     ) -> None:
         """Appends the offsets and answers the call. `is_reset`: running members of the group must go on at these offsets."""
-        size_bytes = len(call.payload) + COMMIT_OVERHEAD_BYTES
+        # A few bytes may ask for a reset of thousands of queues.
+        size_bytes = (request.ByteSize() if is_reset else len(call.payload)) + COMMIT_OVERHEAD_BYTES
         with self._arriving:
             has_room = self._arrived_size_bytes + size_bytes <= ARRIVED_SIZE_MAX_BYTES
             if has_room:

@@ -284,6 +284,16 @@ def test_commits_that_the_send_lane_does_not_come_to_are_bounded(
     assert again.outcome == b"", "there is room again"
 
 
+def test_resets_that_wait_count_by_the_offsets_that_they_set_and_not_by_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    commits, lane, _, incarnation = make_commits()
+    monkeypatch.setattr(offset_commits, "ARRIVED_SIZE_MAX_BYTES", 50_000)
+    calls = [StubCall(lane, size_bytes=20) for _ in range(3)]
+    for call in calls:
+        offsets = [QueueOffset(topic="topic", queue_id=queue_id, topic_incarnation=incarnation) for queue_id in range(1_000)]
+        commits.commit(CommitOffsetsRequest(consumer_group="group", offsets=offsets), cast("Any", call), is_reset=True)
+    assert [call.outcome is None for call in calls] == [True, True, False]
+
+
 def test_a_commit_that_comes_while_another_is_appended_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
