@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from protomq.v1.record_pb2 import Record
 from protomq.v1.track_service_pb2 import PlaceKind, TrackState
-from protomq.wire.record import FLAG_KIND_COPY, FLAG_KIND_MASK
+from protomq.wire.record import FLAG_KEPT, FLAG_KIND_COPY, FLAG_KIND_MASK
 from protomq.wire.topics import DEAD_LETTER_PREFIX, EXPIRED_TOPIC, RETRY_PREFIX
 
 from .store.state.popped_queue import OpenMessages
@@ -27,8 +27,9 @@ def origin_of(record: Record, *, was_committed: bool) -> PlaceOrigin:
     if topic == EXPIRED_TOPIC and not record.transit.replayed_group:
         return PlaceOrigin(PlaceKind.PLACE_KIND_EXPIRED)
     if topic.startswith(RETRY_PREFIX):
-        # Who sends a message back raises its attempt; retention does not (`pop_carrying.py`).
-        kind = PlaceKind.PLACE_KIND_RETRY if record.transit.attempt else PlaceKind.PLACE_KIND_KEPT
+        # Retention marks its copies (`pop_carrying.py`). Earlier versions did not; but who sends a message back raises its attempt.
+        is_kept = record.flags & FLAG_KEPT or not record.transit.attempt
+        kind = PlaceKind.PLACE_KIND_KEPT if is_kept else PlaceKind.PLACE_KIND_RETRY
         return PlaceOrigin(kind, topic.removeprefix(RETRY_PREFIX))
     if topic.startswith(DEAD_LETTER_PREFIX):
         return PlaceOrigin(PlaceKind.PLACE_KIND_DEAD_LETTER, topic.removeprefix(DEAD_LETTER_PREFIX))

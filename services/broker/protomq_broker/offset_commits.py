@@ -128,7 +128,8 @@ class OffsetCommits:
         self, request: CommitOffsetsRequest, call: Call, *, is_reset: bool = False
     ) -> None:
         """Appends the offsets and answers the call. `is_reset`: running members of the group must go on at these offsets."""
-        size_bytes = len(call.payload) + COMMIT_OVERHEAD_BYTES
+        # A few bytes may ask for a reset of thousands of queues.
+        size_bytes = (request.ByteSize() if is_reset else len(call.payload)) + COMMIT_OVERHEAD_BYTES
         with self._arriving:
             has_room = self._arrived_size_bytes + size_bytes <= ARRIVED_SIZE_MAX_BYTES
             if has_room:
@@ -223,7 +224,8 @@ class OffsetCommits:
             record = LocksRecord(deleted_groups=[group]).SerializeToString()
             states.append((LOCKS_TOPIC, [record]))
         if not states:
-            _answer([deletion], group_not_found(group))
+            # It may rest on a deletion that is not stored yet.
+            self._answer_when_stored([deletion], self._store.appended_position, group_not_found(group))
             return
         try:
             position = self._writer.append_moved((), states)
@@ -257,19 +259,20 @@ class OffsetCommits:
                 self._drop_passing(commit.earlier)
         self._answer_when_stored(record.commits, position)
 
-    def _answer_when_stored(self, commits: Sequence[_Commit], position: int) -> None:
+    def _answer_when_stored(self, commits: Sequence[_Commit], position: int, refusal: Exception | None = None) -> None:
+        """`refusal`: what the callers get then."""
         if self._waiting.is_stored(position):
-            self._stored(commits, None)
+            self._stored(commits, refusal, None)
             return
         for commit in commits:
             assert commit.call is not None
             wait_ms = commit.call.hold_time_ms(self._config.sync_flush_timeout_ms)
-            stored = partial(self._stored, [commit])
+            stored = partial(self._stored, [commit], refusal)
             self._waiting.wait(self._writer.lane, position, wait_ms, stored)
         self._waiting.request_flush()
 
-    def _stored(self, commits: Sequence[_Commit], error: Exception | None) -> None:
-        _answer(commits, error)
+    def _stored(self, commits: Sequence[_Commit], refusal: Exception | None, error: Exception | None) -> None:
+        _answer(commits, error or refusal)
         for commit in commits:
             if commit.is_reset:  # Appended it is, whatever the disk says: the members may know.
                 group, count = commit.request.consumer_group, len(commit.request.offsets)

@@ -26,7 +26,7 @@ import numpy as np
 
 from protomq.v1.state_pb2 import HandOut, PoppedQueue, PopRecord
 from protomq.wire.runs import runs_of
-from protomq.wire.topics import DEAD_LETTER_PREFIX, dead_letter_topic
+from protomq.wire.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
 from protomq_runtime.errors import too_many
 
 from .pop_orders import Part, PopAnswer, PopOrder
@@ -368,7 +368,9 @@ class PopPlanner:
     ) -> bool:
         """Adds messages that no pop of the group has seen."""
         order = answer.order
-        if order.filter is None and not order.request.fifo:
+        # The records say which of them retention has left there for the group.
+        is_opened = order.filter is not None or order.request.fifo or key.topic == retry_topic(key.group)
+        if not is_opened:
             limits = Limits(min(limits.record_count, room), limits.size_bytes)
             incarnation = answer.topic.incarnation
             fresh = self._reader.fresh(key, incarnation, next_offset, limits, order.tag_codes)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 
-from protomq.wire.record import SEAL_SIZE_BYTES, SHARDING_HASH_AT
+from protomq.wire.record import FLAG_KEPT, FLAGS_AT, SEAL_SIZE_BYTES, SHARDING_HASH_AT
 from protomq.wire.runs import runs_of
 from protomq.wire.topics import retry_topic
 
@@ -135,8 +135,8 @@ class PopReader:
         is_group_open: Callable[[int], bool] | None,
         room: int,
     ) -> Fresh:
-        """Returns the next new messages that match. With `is_group_open`, one message of each message group at most, and none of an open
-        group.
+        """Returns the next new messages that match, without copies that retention keeps for the group. With `is_group_open`, one message of
+        each message group at most, and none of an open group.
 
         `room`: how many messages may become open. Raises what a filter raises of the first message.
         """
@@ -176,7 +176,10 @@ class PopReader:
                 if examined < len(sizes):
                     is_stopped = found.has_more = True
                     found.next_offset = offsets[examined]
-            hashes = _hashes(data, result) if is_group_open is not None else None
+            if key.topic == retry_topic(key.group):
+                is_kept = _field_of(data, result, FLAGS_AT) & FLAG_KEPT
+                matching = [index for index in matching if not is_kept[index]]
+            hashes = _field_of(data, result, SHARDING_HASH_AT).tolist() if is_group_open is not None else None
             chosen: list[int] = []
             for index in matching:
                 sharding_hash = hashes[index] if hashes is not None else 0
@@ -389,7 +392,7 @@ def _matching(filter_: Filter, data: bytes, result: ReadResult) -> tuple[list[in
     return found, first
 
 
-def _hashes(data: bytes, result: ReadResult) -> list[int]:
-    """Sharding hashes, 0 for a message without one."""
+def _field_of(data: bytes, result: ReadResult, at: int) -> NDArray[np.uint32]:
+    """A field of four octets of each record's trailer."""
     ends: NDArray[np.int64] = result.starts.astype(np.int64) + result.sizes
-    return cast("list[int]", windows(data, U32)[ends + SHARDING_HASH_AT].tolist())
+    return windows(data, U32)[ends + at]

@@ -23,6 +23,7 @@ from protomq.v1.pop_service_pb2 import (
     PopStatus,
 )
 from protomq.wire.hashing import tag_code_of
+from protomq.wire.topics import RETRY_PREFIX, retry_topic
 from protomq_runtime.dispatch import drained
 from protomq_runtime.errors import (
     ServiceError,
@@ -93,7 +94,8 @@ class PopService:
         self._held: dict[str, dict[PopOrder, None]] = {}  # by topic
         self._held_by_id: dict[bytes, PopOrder] = {}
         self._given_up: dict[bytes, None] = {}
-        self._arrivals: dict[str, int] = {}  # of topics for which pops were held
+        self._arrivals: dict[str, int] = {}
+        """Of topics for which pops were held, and of the retry topics of their groups: retention may have left a message a copy there."""
         # Topics, with the group where it is about one only.
         self._woken: deque[tuple[str, str | None]] = deque()
         self._is_posted = False
@@ -255,7 +257,7 @@ class PopService:
                     del self._given_up[order.hold_id]
                     call.cancel()
                     return
-        arrivals = self._arrivals.get(request.topic, 0)
+        arrivals = self._arrivals_for(order)
         if order.arrival_count != arrivals:  # they came while it was looked for, or it was not known that anybody waits
             order.arrival_count = arrivals
             self._add(order)
@@ -282,7 +284,14 @@ class PopService:
 
     def _note_arrivals(self, order: PopOrder) -> None:
         if order.request.hold_ms and order.arrival_count < 0:
-            order.arrival_count = self._arrivals.setdefault(order.request.topic, 0)
+            order.arrival_count = self._arrivals_for(order)
+
+    def _arrivals_for(self, order: PopOrder) -> int:
+        """Number of arrivals where the pop reads."""
+        arrivals, topic, kept = self._arrivals, order.request.topic, retry_topic(order.request.consumer_group)
+        if kept not in arrivals and self._store.topics.find(kept) is not None:
+            arrivals[kept] = 1  # They may have come before: who has looked looks again.
+        return arrivals.setdefault(topic, 0) + (arrivals.get(kept, 0) if kept != topic else 0)
 
     def _look_again(self, order: PopOrder) -> None:
         """Plans one held pop again."""
@@ -290,7 +299,7 @@ class PopService:
             return  # it is about to be
         order.timer.cancel()
         order.timer = None
-        order.arrival_count = self._arrivals.get(order.request.topic, 0)
+        order.arrival_count = self._arrivals_for(order)
         self.pipeline.add(order)
 
     def _wake(self, topic: str, group: str | None) -> None:
@@ -308,6 +317,8 @@ class PopService:
         woken = self._woken
         for topic, group in dict.fromkeys(woken.popleft() for _ in range(len(woken))):
             self._look_at(topic, group)
+            if topic.startswith(RETRY_PREFIX):
+                self._look_for_group(topic.removeprefix(RETRY_PREFIX))
 
     def _look_at(self, topic: str, group: str | None) -> None:
         for order in list(self._held.get(topic, ())):

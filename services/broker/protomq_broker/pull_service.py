@@ -323,8 +323,13 @@ class PullService:
         return Found(result, topic.incarnation)
 
     def _check_news(self, request: PullRequest, queue_offset: int, result: ReadResult) -> None:
-        """Raises ServiceError for an offset that is illegal only as far as this broker knows yet."""
-        if result.status is ReadStatus.OFFSET_ILLEGAL and self._lacks_news(request.log_epoch):
+        """Raises ServiceError for an offset that is illegal only as far as this broker knows yet. Or it stands behind messages that are
+        appended and may not be read yet: a reset to the end does.
+        """
+        if result.status is ReadStatus.OFFSET_ILLEGAL and (
+            self._lacks_news(request.log_epoch)
+            or queue_offset <= self._store.appended_end_offset(request.topic, request.queue_id)
+        ):
             check_not_behind(request.topic, request.queue_id, queue_offset, result.end_offset)
 
     def _lacks_news(self, log_epoch: int) -> bool:

@@ -139,10 +139,13 @@ class QueueLockService:
             changes, owners = self._locks.take(
                 there, request.client_id, request.nonce, now_ms, self._clock.now_ms()
             )
-            freed_count = sum(self._store.locks.owner(key) is not None for key, _ in changes)
-            self._append(changes)
-            self._locks.on_granted(changes, now_ms)
-            self._locks.on_freed(freed_count)
+            for start in range(0, len(changes), SLICE_COUNT):
+                part = changes[start : start + SLICE_COUNT]
+                freed_count = sum(self._store.locks.owner(key) is not None for key, _ in part)
+                self._append(part)
+                # Those of a slice have their time, even if the log does not take the next one.
+                self._locks.on_granted(part, now_ms)
+                self._locks.on_freed(freed_count)
         except Exception as error:
             self._answer(call, None, error)
             return

@@ -394,6 +394,21 @@ def test_a_reset_to_a_time_right_after_a_fail_over_goes_there(broker: FakeBroker
     assert promoted.store.offsets.find("g", "topic", promoted.topic.incarnation, 0) == 8
 
 
+def test_a_reset_behind_what_may_not_be_read_yet_sets_no_member_back() -> None:
+    """What is appended is readable once the disk has it. A member that was told of the reset before must not begin in front of that."""
+    broker = FakeBroker(sync_flush=True)
+    broker.store.flush()
+    sent = broker.call(SEND, SendRequest(topic="topic", queue_id=0, records=[Record(body=b"new")] * 3))
+    reset = broker.call(CONSUMER + "ResetOffsets", ResetOffsetsRequest(consumer_group="g", topic="topic", queue_ids=[0], end=True))
+    assert told(pull(broker, 0, reset_epoch=0))[:2] == ("OFFSET_RESET", 3)
+    assert broker.refusal(PULL, PullRequest(topic="topic", queue_offset=3)).reason == "REPLICA_BEHIND"
+    assert told(pull(broker, 4)) == ("OFFSET_ILLEGAL", 0, 0), "nothing will ever stand before that"
+    broker.store.flush()
+    broker.server.run()
+    assert (sent.error, reset.error) == (None, None)
+    assert told(pull(broker, 3)) == ("NO_NEW_MSG", 3, 0)
+
+
 def test_where_a_queue_ends_is_not_told_before_a_new_master_knows_it(broker: FakeBroker) -> None:
     """KIP-207: a group that begins with the latest would get again what others had before the fail-over."""
     late = Timestamp()

@@ -284,6 +284,16 @@ def test_commits_that_the_send_lane_does_not_come_to_are_bounded(
     assert again.outcome == b"", "there is room again"
 
 
+def test_resets_that_wait_count_by_the_offsets_that_they_set_and_not_by_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    commits, lane, _, incarnation = make_commits()
+    monkeypatch.setattr(offset_commits, "ARRIVED_SIZE_MAX_BYTES", 50_000)
+    calls = [StubCall(lane, size_bytes=20) for _ in range(3)]
+    for call in calls:
+        offsets = [QueueOffset(topic="topic", queue_id=queue_id, topic_incarnation=incarnation) for queue_id in range(1_000)]
+        commits.commit(CommitOffsetsRequest(consumer_group="group", offsets=offsets), cast("Any", call), is_reset=True)
+    assert [call.outcome is None for call in calls] == [True, True, False]
+
+
 def test_a_commit_that_comes_while_another_is_appended_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -351,14 +361,18 @@ def test_a_deletion_waits_for_the_disk_as_a_commit_does() -> None:
     waiting = WaitingAnswers(store, ManualClock())
     writer.start(store, cast("Any", lane))
     store_commit(store, "group", "topic", 0, 5)
-    commits, call = OffsetCommits(store, writer, waiting, BrokerConfig(), no_locks(store), MemberCommits(no_members())), StubCall(lane)
-    commits.delete_group("group", cast("Any", call))
+    commits = OffsetCommits(store, writer, waiting, BrokerConfig(), no_locks(store), MemberCommits(no_members()))
+    call, repeated = StubCall(lane), StubCall(lane)
+    for each in (call, repeated):
+        commits.delete_group("group", cast("Any", each))
     lane.run(lane.posted)
-    assert call.outcome is None
+    assert (call.outcome, repeated.outcome) == (None, None), "that the group is not there rests on the first one"
     store.flush()
     waiting.resolve()
     lane.run(lane.posted)
     assert call.outcome == b""
+    assert isinstance(repeated.outcome, ServiceError)
+    assert repeated.outcome.reason == "GROUP_NOT_FOUND"
 
 
 def test_a_commit_waits_for_the_disk_no_longer_than_a_send() -> None:

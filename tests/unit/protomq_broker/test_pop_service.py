@@ -19,7 +19,7 @@ from protomq.v1.consumer_service_pb2 import (
     QueueOffset,
 )
 from protomq.v1.group_pb2 import GroupSettings as GroupMessage
-from protomq.v1.group_service_pb2 import PutGroupRequest
+from protomq.v1.group_service_pb2 import PutGroupRequest, SendBackRequest
 from protomq.v1.pop_service_pb2 import (
     AckRequest,
     AckResponse,
@@ -34,6 +34,7 @@ from protomq.v1.pop_service_pb2 import (
 )
 from protomq.v1.pull_service_pb2 import FilterType, PullRequest
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
+from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker import pop_planner, pop_reading, pop_requests, pop_service, pop_settling
 from protomq_broker.filters.errors import FilterError
 from protomq_broker.filters.filter_book import Matches
@@ -1638,6 +1639,29 @@ def test_who_deletes_the_retries_of_a_group_deletes_what_retention_kept_for_its_
     assert group.bodies(topic="other") == [b"other"] * 4
 
 
+@pytest.mark.parametrize("fields", [{}, {"fifo": True}, {"tags": ["tag"]}], ids=["all", "fifo", "tags"])
+def test_a_group_that_pops_its_own_retries_gets_none_of_them_again_for_what_retention_keeps(fields: dict[str, Any]) -> None:
+    broker = FakeBroker()
+    broker.fill([b"0", b"1", b"2"], tag="tag")
+    back = SendBackRequest(consumer_group="group")
+    for offset in (0, 1):
+        back.messages.add(topic="topic", queue_id=0, queue_offset=offset, delay_ms=0)
+    broker.call(GROUP + "SendBack", back).response()
+    group = Group(broker, topic="%RETRY%group", invisible_ms=60 * MINUTE_MS, **fields)
+    messages = group.pop()
+    of_topic = Group(broker).pop(invisible_ms=60 * MINUTE_MS)
+    assert ([message.body for message in messages], len(of_topic)) == ([b"0", b"1"], 3)
+    for passes in range(1, 4):
+        _retained(broker, 3 * passes)
+        assert broker.store.queue_range("%RETRY%group", 0) == (5 * passes - 3, 5 * passes + 2)
+        assert group.pop() == []
+    group.ack(messages[:1], topic="%RETRY%group")
+    Group(broker).ack(of_topic)
+    broker.advance(61 * MINUTE_MS)
+    assert [(message.body, message.offset, message.attempt) for message in group.pop()] == [(b"1", 1, 2)]
+    assert Group(broker).pop() == []
+
+
 def filled_one_by_one(count: int) -> FakeBroker:
     """Each message is an append of its own, so that each can be damaged alone."""
     broker = FakeBroker()
@@ -1924,3 +1948,23 @@ def test_who_waits_after_a_fail_over_is_woken_by_what_turns_out_to_be_confirmed(
     broker.server.run()
     assert (pop.answered, pull.answered) == (True, True)
     assert [message.body for message in messages_of(pop)] == [b"0", b"1"]
+
+
+def test_who_waits_is_woken_when_the_copies_that_retention_has_made_may_be_read() -> None:
+    broker = FakeBroker(sync_flush=True)
+    broker.call(SEND, SendRequest(topic="topic", queue_id=0, records=[Record(body=b"kept")]))
+    broker.store.flush()
+    begun = Group(broker).begin()
+    broker.store.flush()
+    broker.server.run()
+    assert [message.body for message in messages_of(begun)] == [b"kept"]
+    broker.store._carried._pop_carrier.move_below(broker.store.appended_position)
+    broker.clock.time_ms += HELD_MS - 1_000
+    pop, other = Group(broker).begin(hold_ms=20_000), Group(broker, "other").begin(hold_ms=20_000, start=PopStart.POP_START_END)
+    broker.advance(1_000)
+    assert (broker.store.queue_range("%RETRY%group", 0), pop.answered) == ((0, 0), False), "due, and not to be read yet"
+    for _ in range(2):  # the copy, and then the record of the pop
+        broker.store.flush()
+        broker.server.run()
+    assert [(message.body, message.attempt) for message in messages_of(pop)] == [(b"kept", 2)]
+    assert not other.answered

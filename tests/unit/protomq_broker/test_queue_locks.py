@@ -22,6 +22,7 @@ from protomq.v1.queue_lock_service_pb2 import (
 )
 from protomq.v1.state_pb2 import LocksRecord
 from protomq.wire.topics import LOCKS_TOPIC
+from protomq_broker import queue_lock_service
 from protomq_broker.queue_locks import LOCK_MS, SLICE_COUNT, QueueLocks
 from protomq_broker.store.state.locks import LockKey, LockOwner, LockTable, locks_record
 from protomq_broker.store.state.topics import TopicConfig
@@ -215,6 +216,26 @@ def test_a_take_over_that_is_not_appended_leaves_the_queue_to_the_next_who_asks(
     assert new not in (0, old)
     broker.advance(LOCK_MS + 2_000)
     assert (broker.store.locks.count, broker.queue_locks.counts().expired) == (0, 1)
+
+
+def test_locks_of_a_call_that_the_log_takes_in_part_end_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = filled()
+    broker.locks.arm()
+    monkeypatch.setattr(queue_lock_service, "SLICE_COUNT", 1)
+    real = broker.store.append_state
+
+    def fail_at_the_second(topic: str, bodies: Sequence[bytes]) -> int:
+        if broker.store.locks.count:
+            raise OSError("no")
+        return real(topic, bodies)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.store, "append_state", fail_at_the_second)
+        request = LockQueuesRequest(consumer_group="g", client_id="a", nonce=1, queues=names([Q0, Q1]))
+        assert broker.call(LOCKS + "LockQueues", request).error is not None
+    assert list(listed(broker)) == [Q0]
+    broker.advance(LOCK_MS + 1_000)
+    assert (listed(broker), broker.queue_locks.counts().expired) == ({}, 1)
 
 
 def test_who_had_the_queue_in_between_and_gave_it_up_has_ended_the_lock_all_the_same() -> None:

@@ -19,7 +19,7 @@ from protomq.v1.track_service_pb2 import (
     TrackMessageResponse,
     TrackState,
 )
-from protomq.wire.record import FLAG_KIND_COPY, encode_message_id
+from protomq.wire.record import FLAG_KEPT, FLAG_KIND_COPY, encode_message_id
 from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker.message_track import origin_of, state_of
 from protomq_broker.store.state.acknowledged import Acknowledged, Remembered
@@ -30,8 +30,8 @@ from .fake_broker import CONSUMER, POP, SEND, FakeBroker
 TRACK = "/protomq.v1.TrackService/TrackMessage"
 
 
-def copy(topic: str, **transit: Any) -> Record:
-    return Record(topic=topic, flags=FLAG_KIND_COPY, transit=Transit(**transit))
+def copy(topic: str, marks: int = 0, **transit: Any) -> Record:
+    return Record(topic=topic, flags=FLAG_KIND_COPY | marks, transit=Transit(**transit))
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,7 @@ def copy(topic: str, **transit: Any) -> Record:
         (Record(topic="t"), "SENT", ""),
         (copy("%RETRY%g", attempt=1), "RETRY", "g"),
         (copy("%RETRY%g"), "KEPT", "g"),
+        (copy("%RETRY%g", FLAG_KEPT, attempt=1), "KEPT", "g"),
         (copy("%DLQ%g", replayed_group="h"), "DEAD_LETTER", "g"),
         (copy("t", replayed_group="g"), "REPLAYED", "g"),
         (copy(EXPIRED_TOPIC), "EXPIRED", ""),

@@ -134,7 +134,8 @@ class Record(_message.Message):
     flags: _builtins.int
     """Of the producer: bits 0-2: compression of body (0 none, 1 zlib, 2 lz4 frame, 3 zstd; others are refused). Bit 3: more than one key. Bit 4: `due_time_ms`
     is present. Of the broker: bits 8-10: kind (0 plain, 1 half, 2 copy, 3 state). Bit 11: `transit` is present; of a half message: it was carried
-    forward. Of a copy of a half message, and of all copies of that one: bit 12: its transaction was committed; bit 13: it expired. All others are 0.
+    forward. Of a copy of a half message, and of all copies of that one: bit 12: its transaction was committed; bit 13: it expired. Of a copy,
+    not of copies of that one: bit 14: retention keeps an open popped message for its group. All others are 0.
     """
     queue_id: _builtins.int
     """The queue of the topic. Stamped by the broker, like all that follow."""

@@ -128,6 +128,8 @@ FLAG_COMMITTED: Final = 0x1000
 """The broker's, of a copy and all further ones: the transaction of the message was committed."""
 FLAG_EXPIRED: Final = 0x2000
 """The broker's, of a copy and all further ones: nobody ended the transaction. The message never stood in the topic of its origin."""
+FLAG_KEPT: Final = 0x4000
+"""The broker's, of a copy, not of further ones: retention keeps the message for a group that has popped it, and gets it from there."""
 
 SEAL: Final = struct.Struct("<BBBIBQBQBIBQBQBI")
 """A whole seal field: tag, length 51, then epoch, start_position, size_bytes, record_count, store_time_ms, synced_position, crc32c."""

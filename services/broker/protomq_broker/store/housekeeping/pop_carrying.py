@@ -3,6 +3,9 @@ topic.
 
 A message stays what it is for its group: same queue offset, same receipt, same attempt. The state remembers where its copy stands, and pops
 read it there. The copies and the record that says where they stand are one append.
+
+A group may pop its retry topic, too. The copies there are no messages of their own for it: their flag says so. Else each pass of retention
+would double them.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from protomq.v1.state_pb2 import PoppedQueue, PopRecord
-from protomq.wire.record import STORE_TIME_MS_AT
+from protomq.wire.record import FLAG_KEPT, STORE_TIME_MS_AT
 from protomq.wire.runs import runs_of
 from protomq.wire.topics import POP_TOPIC, retry_topic
 from protomq_broker.store.log.append import AppendRequest
@@ -96,7 +99,7 @@ class PopCarrier:
         kept: dict[int, int] = {}
         if is_sound.any():
             topic = retry_topic(known.key.group)
-            copies.append(AppendRequest(move_records(data, starts[is_sound], sizes[is_sound], topic), 0))
+            copies.append(AppendRequest(move_records(data, starts[is_sound], sizes[is_sound], topic, marks=FLAG_KEPT), 0))
             sound = [place.offset for place, holds in zip(places, is_sound.tolist(), strict=True) if holds]
             times_ms = windows(data, U64)[starts[is_sound] + sizes[is_sound] + STORE_TIME_MS_AT]
             kept = dict(zip(sound, times_ms.tolist(), strict=True))

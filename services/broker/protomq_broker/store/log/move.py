@@ -59,7 +59,8 @@ def move_records(
     each; below 0 where another group begins to count. `last_errors`: why the last delivery failed, in the consumer's words, of all or of
     each. None: as the record says.
     `replayed_group`: the records are dead letters of this group, and their attempts begin again. `is_half`: half messages that are
-    carried forward, and stay so. `marks`: bits of `flags` that the copies get, and all copies of theirs: FLAG_COMMITTED, FLAG_EXPIRED.
+    carried forward, and stay so. `marks`: bits of `flags` that the copies get: FLAG_COMMITTED or FLAG_EXPIRED, as all copies of theirs, or
+    FLAG_KEPT.
 
     Raises ValueError for what is no record of a log.
     """
