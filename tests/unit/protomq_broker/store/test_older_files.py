@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from protomq.v1.send_service_pb2 import SendRequest
+from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.queues.consume_queue import LOST_TAG_CODE
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.testing.simdisk import SimDisk
+from protomq_broker.testing.simdisk import Fault, SimDisk
 from tests.support.lost_files import lose
 from tests.support.transaction_world import SEGMENT as WORLD_SEGMENT
 from tests.support.transaction_world import World
@@ -168,6 +169,36 @@ def test_an_older_file_of_a_queue_gives_no_message_of_a_deleted_topic(*, is_fron
     assert read_all(store) == expected
     store.close()
     assert read_all(open_store(disk)) == expected
+
+
+def test_an_older_table_brings_no_topic_back_whose_deletion_has_left_the_log() -> None:
+    store = open_store(disk := SimDisk())
+    store.topics.create(TopicConfig("topic"))
+    send(store, 3)
+    store.checkpoint()
+    older = disk.content(TABLE)
+    store.delete_topic("topic")
+    fill_segments(store)
+    store.checkpoint()
+    store.delete_segments_below(SEGMENT)
+    store.close()
+    put(disk, TABLE, older)
+    store = open_store(disk)
+    assert store.topics.find("topic") is None
+    store.topics.create(TopicConfig("topic"))
+    send(store, 1)
+    assert [offset for offset, _ in read_all(store)] == [0]
+
+
+def test_a_first_message_that_was_refused_makes_no_topic() -> None:
+    store = open_store(disk := SimDisk())
+    send(store, 1, "other")
+    disk.fail_at(1, Fault.ENOSPC)
+    with pytest.raises(DiskFullError):
+        send(store, 1)
+    store.close()
+    store = open_store(disk)
+    assert [topic.name for topic in store.topics.all()] == ["other"]
 
 
 def test_an_older_file_is_noticed_where_another_queue_of_its_topic_is_damaged() -> None:

@@ -253,8 +253,8 @@ def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
     missing = _with_states(disk, root, folder, kept)
     if missing is not None:
         log.warning(
-            "%d damaged ranges of the log hold again, and stay in quarantine. Positions %d to %d do not, and have records of the broker's own:"
-            " what is rebuilt now would lack them. Heal these first, or take them out with `protomq log repair`",
+            "%d damaged ranges of the log hold again, and stay in quarantine. Positions %d to %d do not, and records of the broker's own stand"
+            " there: what is rebuilt now would lack them. Heal these first, or take them out with `protomq log repair`",
             len(damaged) - len(kept), missing.start_position, missing.end_position,
         )  # fmt: skip
         return
@@ -270,7 +270,9 @@ def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
 
 
 def _with_states(disk: Disk, root: str, folder: SegmentFolder, damaged: Sequence[DamagedRange]) -> DamagedRange | None:
-    """The first of these ranges that has records of the broker's own, as far as is known, and is not repaired; None if there is none."""
+    """The first of these ranges that has records of the broker's own, as far as is known; None if there is none. What a repair has filled
+    does not count.
+    """
     ends = [end.position for end in read_saved_ends(disk, f"{root}/config") if end.topic.startswith(SYSTEM_PREFIX)]
     for damage in damaged:
         has_some = any(damage.start_position <= position < damage.end_position for position in ends)
