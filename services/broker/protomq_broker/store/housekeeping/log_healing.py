@@ -253,8 +253,8 @@ def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
     missing = _with_states(disk, root, folder, kept)
     if missing is not None:
         log.warning(
-            "%d damaged ranges of the log hold again, and stay in quarantine. Positions %d to %d do not, and records of the broker's own stand"
-            " there: what is rebuilt now would lack them. Heal these first, or take them out with `protomq log repair`",
+            "%d damaged ranges of the log hold again, and stay in quarantine. Positions %d to %d do not, and records of the broker's own"
+            " stand there: what is rebuilt now would lack them. Heal these first, or take them out with `protomq log repair`",
             len(damaged) - len(kept), missing.start_position, missing.end_position,
         )  # fmt: skip
         return
