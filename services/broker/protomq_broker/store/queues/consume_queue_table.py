@@ -607,9 +607,14 @@ class ConsumeQueueTable:
                 for queue in queues:
                     self._rows.remove(queue.row)
                     self._home.forget_damage(queue)
-        self._write_table(self._checkpoint_position)
-        for topic, _ in removed:
-            self._files.remove_folder(f"{self._folder}/{topic}")
+        try:
+            self._write_table(self._checkpoint_position)
+            for topic, _ in removed:
+                self._files.remove_folder(f"{self._folder}/{topic}")
+        except OSError:  # the next flush tries it again, before it makes any folder
+            with self._lock:
+                self._removed = [(topic, []) for topic, _ in removed] + self._removed
+            raise
 
     def _raise_min_offset(self, queue: ConsumeQueue, min_offset: int) -> int:
         """Enters the queue's new first offset into its row, as far as the row reaches; the offset entered."""

@@ -53,6 +53,9 @@ class QueueRows:
         self._count = 0
         self._free: list[int] = []
         self._topics: dict[str, int] = {}
+        self._names: list[str] = []  # of the topics; "" where there is none any more
+        self._counts: list[int] = []  # rows of each topic
+        self._free_topics: list[int] = []
 
     def __len__(self) -> int:
         return self._count - len(self._free)
@@ -66,8 +69,24 @@ class QueueRows:
             if index == len(self._rows):
                 self._rows = np.concatenate((self._rows, np.zeros(index, _ROW)))
             self._count = index + 1
-        self._rows[index] = (self._topics.setdefault(topic, len(self._topics)), queue_id, 0, 0, 0)
+        number = self._number_of(topic)
+        self._counts[number] += 1
+        self._rows[index] = (number, queue_id, 0, 0, 0)
         return index
+
+    def _number_of(self, topic: str) -> int:
+        number = self._topics.get(topic)
+        if number is not None:
+            return number
+        if self._free_topics:
+            number = self._free_topics.pop()
+            self._names[number] = topic
+        else:
+            number = len(self._names)
+            self._names.append(topic)
+            self._counts.append(0)
+        self._topics[topic] = number
+        return number
 
     def set(self, index: int, min_offset: int, end_offset: int, damaged: bool) -> None:
         """Changes a row."""
@@ -97,14 +116,20 @@ class QueueRows:
         return int(row["min_offset"])
 
     def remove(self, index: int) -> None:
-        """Takes a row away."""
+        """Takes a row away, and the name of its topic with the last one."""
+        number = int(self._rows[index]["topic"])
+        self._counts[number] -= 1
+        if not self._counts[number]:
+            del self._topics[self._names[number]]
+            self._names[number] = ""
+            self._free_topics.append(number)
         self._rows[index] = (_NO_TOPIC, 0, 0, 0, 0)
         self._free.append(index)
 
     def encode(self, position: int) -> bytes:
         """The payload of the state file."""
-        names = "\n".join(self._topics).encode()
-        head = _HEAD.pack(position, len(self._topics), self._count, len(names))
+        names = "\n".join(self._names).encode()
+        head = _HEAD.pack(position, len(self._names), self._count, len(names))
         return b"".join((head, names, self._rows[: self._count].tobytes()))
 
 
