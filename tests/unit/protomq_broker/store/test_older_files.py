@@ -190,6 +190,19 @@ def test_an_older_table_brings_no_topic_back_whose_deletion_has_left_the_log() -
     assert [offset for offset, _ in read_all(store)] == [0]
 
 
+def test_deletions_that_have_left_the_log_are_forgotten_while_the_store_is_open() -> None:
+    store = open_store(SimDisk())
+    for number in range(3):
+        store.topics.create(TopicConfig(f"passing-{number}"))
+        store.delete_topic(f"passing-{number}")
+    fill_segments(store)
+    store.topics.create(TopicConfig("last"))
+    store.delete_topic("last")
+    store.checkpoint()
+    store.delete_segments_below(SEGMENT)
+    assert list(store.topics.deleted) == ["last"]
+
+
 def test_a_first_message_that_was_refused_makes_no_topic() -> None:
     store = open_store(disk := SimDisk())
     send(store, 1, "other")
