@@ -249,6 +249,34 @@ def test_a_repair_leaves_what_a_replica_has_healed() -> None:
     assert log_of(disk, 0, len(log)) == log
 
 
+def test_an_epoch_that_began_in_a_damaged_range_begins_there_once_that_is_healed() -> None:
+    """Else a broker whose log ends in the epoch before is told that this one goes further, and truncates more than it has to."""
+    clock = ManualClock()
+    leader = open_store(leader_disk := SimDisk(), clock=clock)
+    fill(leader)
+    follower = open_store(disk := SimDisk(), clock=clock, corruption="quarantine", follows=True)
+    follow(leader, follower)
+    follower.checkpoint()
+    leader.close()
+    leader = open_store(leader_disk, clock=clock)
+    begin = follower.appended_position
+    fill(leader, 40, 12)
+    end = leader.appended_position
+    log = log_of(leader_disk, 0, end)
+    follower.append_verbatim(begin, log[begin:])
+    follower.flush()
+    expected = follower.epochs.rows
+    disk.flip_bit(f"/s/commitlog/{begin // SEGMENT * SEGMENT:020d}", 8 * (begin % SEGMENT + 20))
+    follower.prove_again(0, end)
+    assert [damage.start_position for damage in follower.damaged_ranges] == [begin]
+    for _ in range(2):
+        disk = disk_of(follower).killed()
+        follower = open_store(disk, clock=clock, corruption="quarantine", follows=True)
+        heal_all(follower, log)
+    assert follower.damaged_ranges == []
+    assert [row[:2] for row in follower.epochs.rows if row.epoch > 1] == [row[:2] for row in expected if row.epoch > 1]
+
+
 def test_a_start_that_is_killed_while_it_rebuilds_is_made_again() -> None:
     store, disk, log, clock = damaged_store("zeros")
     store.close()
