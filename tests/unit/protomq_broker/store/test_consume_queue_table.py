@@ -394,7 +394,9 @@ def test_a_disk_that_fails_once_keeps_no_files_of_a_removed_topic(number: int):
         with suppress(OSError):
             table.flush()
     assert disk.list(f"{FOLDER}/gone") == ["1"]
-    assert table.find("gone", 1).entries(0, 9).shape == (2,)
+    queue = table.find("gone", 1)
+    assert queue is not None
+    assert queue.entries(0, 9).shape == (2,)
     table.checkpoint(log.end)
     later = make_table(disk.killed())
     assert later.end_offset("gone", 1) == 2

@@ -15,6 +15,7 @@ from tests.support.lost_files import lose
 from tests.support.transaction_world import SEGMENT as WORLD_SEGMENT
 from tests.support.transaction_world import World
 
+from .derived_helpers import use_small_files
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, open_store, read_all
 from .test_following import disk_of
@@ -169,6 +170,38 @@ def test_an_older_file_of_a_queue_gives_no_message_of_a_deleted_topic(*, is_fron
     assert read_all(store) == expected
     store.close()
     assert read_all(open_store(disk)) == expected
+
+
+@pytest.mark.parametrize("later_count", [3, 12])
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_an_older_file_hides_no_message_where_the_deletion_of_its_topic_has_left_the_log(
+    later_count: int, is_checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_files(monkeypatch.setattr)  # of 8 entries
+    store = open_store(disk := SimDisk())
+    store.topics.create(TopicConfig("topic"))
+    send(store, later_count)
+    store.checkpoint()
+    path = f"/s/consumequeue/topic/0/{later_count // 8 * 160:020d}"
+    older = disk.content(path)
+    store.delete_topic("topic")
+    fill_segments(store)
+    store.topics.create(TopicConfig("topic", 2, 2))
+    for number in range(later_count):
+        store.append([make_request([b"later %d" % number])])
+    store.checkpoint()
+    store.delete_segments_below(2 * SEGMENT)
+    assert not store.topics.deleted
+    expected = read_all(store)
+    assert len(expected) == later_count
+    if is_checkpointed:
+        store.checkpoint()
+    store.close()
+    put(disk, path, older)
+    for _ in range(2):
+        store = open_store(disk)
+        assert read_all(store) == expected
+        store.close()
 
 
 def test_an_older_table_brings_no_topic_back_whose_deletion_has_left_the_log() -> None:
