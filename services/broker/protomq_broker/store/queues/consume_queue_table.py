@@ -357,7 +357,7 @@ class ConsumeQueueTable:
         found = FoundFiles(self._folder, self._files, self.known_ends)
         for row in rows:
             queue = self._add(row.topic, row.queue_id)
-            self._rows.set(queue.row, row.min_offset, row.end_offset, row.damaged)
+            self._rows.set(queue.row, row.min_offset, row.end_offset, row.damaged, row.last_position)
             # While the log goes from its beginning, it has each deletion of a topic.
             last_position = row.last_position if 0 < log_start <= row.last_position else 0
             good_end = found.end_of_entries(queue, row.min_offset, row.end_offset, last_position)

@@ -94,11 +94,11 @@ class QueueRows:
         self._topics[topic] = number
         return number
 
-    def set(self, index: int, min_offset: int, end_offset: int, damaged: bool) -> None:
+    def set(self, index: int, min_offset: int, end_offset: int, damaged: bool, last_position: int = 0) -> None:
         """Changes a row."""
         row = self._rows[index]
         row["min_offset"], row["end_offset"], row["damaged"] = min_offset, end_offset, damaged
-        self._lasts[index] = 0
+        self._lasts[index] = last_position
 
     def bounds(self, index: int) -> tuple[int, int]:
         """(min_offset, end_offset) of a row."""
