@@ -7,8 +7,8 @@ Rules:
 - The table names every queue and its end as of a position of the log up to which everything is durable. At the start a queue is
   what the table says, not what its files say. What lies behind is cut and comes again from the log; a file that is too short
   lowers `replay_from`. Without a table all is rebuilt.
-- The table says where the last record of each queue stands. So a file that is older, of a deleted topic of the same name, does not pass for
-  one whose messages have all gone with the log's front.
+- The table says where the last record of each queue stands. So an older file, of a deleted topic of that name, is noticed. All its entries
+  may lead to what has gone with the log's front.
 - Where offsets were given twice, the table says so before the entries of the earlier messages go. It does until the later message is
   durable: a power cut may take that one alone. Then the earlier ones come again from the log.
 - `apply` runs on the writer thread, `flush`, `checkpoint` and `delete_below` on the flusher thread. The lock keeps the two apart
