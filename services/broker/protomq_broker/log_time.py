@@ -35,6 +35,7 @@ class LogTime:
         self._own_clock = LogClock(wall_ms, monotonic_ms, floor_ms, None if kept is None else kept.own)
         self._heard = HeardTime()
         self._lock = threading.Lock()
+        self._saving = threading.Lock()  # else an older time may be written over a newer one
         self._is_off = False
         self._is_unsaved = False
         self._complaint_due_ms = clock.monotonic_ms()
@@ -85,8 +86,12 @@ class LogTime:
         """
         if self._file is None:
             return
+        with self._saving:
+            self._save(self._file)
+
+    def _save(self, file: LogTimeFile) -> None:
         try:
-            self._file.save(self.now_ms(), self.own_ms())
+            file.save(self.now_ms(), self.own_ms())
         except OSError as error:
             now_ms = self._clock.monotonic_ms()
             if now_ms >= self._complaint_due_ms:

@@ -158,6 +158,7 @@ class Saver:
             self._quarantine.forget_below(first)
             for derived in self._files.derived:
                 derived.delete_below(first)
+            self._files.topics.forget_deleted(first)
             self._files.boundaries.remove_below(first)
         return first
 

@@ -133,7 +133,7 @@ class StoreFiles:
         def take(block: WalkedBlock) -> None:
             nonlocal epochs
             walked.append(stretch_of(block))
-            epochs = epochs.note(block.seals)
+            epochs = epochs.note_walked(block.seals)
 
         recovered = recover_store(
             files,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -356,6 +357,50 @@ def test_a_topic_removed_without_a_follower_leaves_no_files():
     assert disk.list(FOLDER) == ["b", "table.bin"]
     assert make_table(disk).topics() == ["b"]
     assert table.queue_count() == 1
+
+
+def test_names_of_topics_that_are_gone_take_no_room_in_the_table():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("stays", 0), Send("another", 1))
+    sizes = set()
+    for number in range(100, 120):
+        topic = f"passing-{number}"
+        append(table, log, Send(topic, 0), Send(topic, 3))
+        table.checkpoint(log.end)
+        sizes.add(len(disk.content(f"{FOLDER}/table.bin")))
+        table.remove_topic(topic)
+        table.flush()
+    assert len(sizes) == 1
+    append(table, log, Send("last", 2, 4), Send("stays", 1))
+    table.checkpoint(log.end)
+    later = make_table(disk)
+    assert sorted((queue.topic, queue.queue_id, queue.end_offset) for queue in later.all()) == [
+        ("another", 1, 1), ("last", 2, 4), ("stays", 0, 1), ("stays", 1, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(1, 12))
+def test_a_disk_that_fails_once_keeps_no_files_of_a_removed_topic(number: int):
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("gone", 0, 20), Send("gone", 1), Send("stays", 0))
+    table.checkpoint(log.end)
+    table.remove_topic("gone")
+    log.restart("gone")
+    append(table, log, Send("gone", 1, 2))
+    disk.fail_at(number, Fault.ENOSPC)
+    for _ in range(3):
+        with suppress(OSError):
+            table.flush()
+    assert disk.list(f"{FOLDER}/gone") == ["1"]
+    queue = table.find("gone", 1)
+    assert queue is not None
+    assert queue.entries(0, 9).shape == (2,)
+    table.checkpoint(log.end)
+    later = make_table(disk.killed())
+    assert later.end_offset("gone", 1) == 2
+    assert later.find("gone", 0) is None
 
 
 @settings(max_examples=60, deadline=None)

@@ -153,6 +153,25 @@ def test_what_a_follower_had_synced_itself_is_not_cut() -> None:
 # Stores.
 
 
+@pytest.mark.parametrize(
+    ("walked", "expected"),
+    [
+        ([(2, 60)], [(0, 1, True), (60, 2, False), (200, 3, True)]),  # the row of epoch 2 was made behind the damage
+        ([(2, 60), (2, 90), (2, 100), (3, 200), (3, 250)], [(0, 1, True), (60, 2, False), (200, 3, True)]),
+        ([(1, 60), (2, 100)], [(0, 1, True), (100, 2, False), (200, 3, True)]),
+        ([(3, 150)], [(0, 1, True), (100, 2, False), (150, 3, False), (200, 3, True)]),
+        ([(4, 150)], [(0, 1, True), (100, 2, False), (200, 3, True)]),  # no log is so
+        ([(4, 250)], [(0, 1, True), (100, 2, False), (200, 3, True), (250, 4, False)]),
+    ],
+)
+def test_an_epoch_begins_where_its_first_append_was_walked(
+    walked: list[tuple[int, int]], expected: list[tuple[int, int, bool]]
+) -> None:
+    epochs = Epochs((EpochRow(0, 1, True), EpochRow(100, 2, False), EpochRow(200, 3, True)), 3)
+    found = epochs.note_walked(seal(epoch, position, 0) for epoch, position in walked)
+    assert list(found.rows) == expected
+
+
 def test_every_opening_begins_an_epoch_that_its_seals_have() -> None:
     disk = SimDisk()
     starts = []

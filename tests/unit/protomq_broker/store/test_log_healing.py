@@ -24,7 +24,7 @@ from protomq_broker.store.tools.verify import FindingKind, verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
-from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage
+from .store_helpers import SEGMENT, commit, committed, open_store, read_all, read_all_until_damage
 from .test_following import disk_of, fill, follow, log_of
 from .test_heal import meet, turns
 from .test_scrub import damage as damage_of
@@ -183,6 +183,98 @@ def test_what_a_start_has_skipped_comes_back_with_the_next_start_though_damage_b
     assert store.damaged_ranges == []
     found = [len(list(store.find_by_key_hash("topic", key_hash_of(f"k{n}")))) for n in range(60)]
     assert found == [1] * 60
+
+
+def _store_with_damage_at(marks: list[int], disk: SimDisk) -> tuple[Store, bytes]:
+    """A store of which two parts are damaged: the messages at the first mark, and a topic with a committed offset at the second one."""
+    store = open_store(disk, corruption="quarantine")
+    fill(store, 30)
+    marks.append(store.appended_position)
+    fill(store, 30)
+    marks.append(store.appended_position)
+    store.topics.create(TopicConfig("kept"))
+    commit(store, "group", "kept", 0, 7)
+    fill(store, 30)
+    store.checkpoint()
+    log = log_of(disk, 0, store.appended_position)
+    for mark in marks:
+        disk.flip_bit(f"/s/commitlog/{mark // SEGMENT * SEGMENT:020d}", 8 * (mark % SEGMENT + 20))
+    for _ in marks:
+        store.prove_again(0, store.appended_position)
+    assert len(store.damaged_ranges) == 2
+    store.close()
+    return open_store(disk, corruption="quarantine"), log
+
+
+@pytest.mark.parametrize("is_repaired", [False, True])
+def test_a_healing_takes_no_states_away_that_another_damaged_range_has(*, is_repaired: bool) -> None:
+    disk, marks = SimDisk(), list[int]()
+    store, log = _store_with_damage_at(marks, disk)
+    first, second = store.damaged_ranges
+    store.heal_log(first, log[first.start_position : first.end_position])
+    store.close()
+    store = open_store(disk, corruption="quarantine")
+    assert store.topics.find("kept") is not None
+    assert committed(store, "group", "kept", 0) == 7
+    assert list(store.damaged_ranges) == [first, second]
+    if is_repaired:
+        store.close()
+        assert len(repair("/s", "/keep", disk=disk)) == 1
+    else:
+        heal_all(store, log)
+        store.close()
+    store = open_store(disk, corruption="quarantine")
+    assert list(store.damaged_ranges) == ([second] if is_repaired else [])
+    assert is_repaired or committed(store, "group", "kept", 0) == 7
+
+
+def test_a_repair_leaves_what_a_replica_has_healed() -> None:
+    disk = SimDisk()
+    store = open_store(disk, corruption="quarantine")
+    fill(store, 120)
+    store.checkpoint()
+    log = log_of(disk, 0, store.appended_position)
+    disk.flip_bit(f"/s/commitlog/{SEGMENT:020d}", 80)
+    store.prove_again(0, store.appended_position)
+    assert [damage.start_position for damage in store.damaged_ranges] == [SEGMENT]
+    store.close()
+    store = open_store(disk, corruption="quarantine")
+    heal_all(store, log)
+    assert store.has_healed_skipped_parts
+    store.close()
+    assert repair("/s", "/keep", disk=disk) == []
+    store = open_store(disk, corruption="quarantine")
+    assert store.damaged_ranges == []
+    store.close()
+    assert log_of(disk, 0, len(log)) == log
+
+
+def test_an_epoch_that_began_in_a_damaged_range_begins_there_once_that_is_healed() -> None:
+    """Else a broker whose log ends in the epoch before is told that this one goes further, and truncates more than it has to."""
+    clock = ManualClock()
+    leader = open_store(leader_disk := SimDisk(), clock=clock)
+    fill(leader)
+    follower = open_store(disk := SimDisk(), clock=clock, corruption="quarantine", follows=True)
+    follow(leader, follower)
+    follower.checkpoint()
+    leader.close()
+    leader = open_store(leader_disk, clock=clock)
+    begin = follower.appended_position
+    fill(leader, 40, 12)
+    end = leader.appended_position
+    log = log_of(leader_disk, 0, end)
+    follower.append_verbatim(begin, log[begin:])
+    follower.flush()
+    expected = follower.epochs.rows
+    disk.flip_bit(f"/s/commitlog/{begin // SEGMENT * SEGMENT:020d}", 8 * (begin % SEGMENT + 20))
+    follower.prove_again(0, end)
+    assert [damage.start_position for damage in follower.damaged_ranges] == [begin]
+    for _ in range(2):
+        disk = disk_of(follower).killed()
+        follower = open_store(disk, clock=clock, corruption="quarantine", follows=True)
+        heal_all(follower, log)
+    assert follower.damaged_ranges == []
+    assert [row[:2] for row in follower.epochs.rows if row.epoch > 1] == [row[:2] for row in expected if row.epoch > 1]
 
 
 def test_a_start_that_is_killed_while_it_rebuilds_is_made_again() -> None:

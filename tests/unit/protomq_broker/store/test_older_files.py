@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from protomq.v1.send_service_pb2 import SendRequest
+from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.queues.consume_queue import LOST_TAG_CODE
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.testing.simdisk import SimDisk
+from protomq_broker.testing.simdisk import Fault, SimDisk
 from tests.support.lost_files import lose
 from tests.support.transaction_world import SEGMENT as WORLD_SEGMENT
 from tests.support.transaction_world import World
 
+from .derived_helpers import use_small_files
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, open_store, read_all
 from .test_following import disk_of
@@ -168,6 +170,82 @@ def test_an_older_file_of_a_queue_gives_no_message_of_a_deleted_topic(*, is_fron
     assert read_all(store) == expected
     store.close()
     assert read_all(open_store(disk)) == expected
+
+
+@pytest.mark.parametrize("later_count", [3, 12])
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_an_older_file_hides_no_message_where_the_deletion_of_its_topic_has_left_the_log(
+    later_count: int, is_checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_files(monkeypatch.setattr)  # of 8 entries
+    store = open_store(disk := SimDisk())
+    store.topics.create(TopicConfig("topic"))
+    send(store, later_count)
+    store.checkpoint()
+    path = f"/s/consumequeue/topic/0/{later_count // 8 * 160:020d}"
+    older = disk.content(path)
+    store.delete_topic("topic")
+    fill_segments(store)
+    store.topics.create(TopicConfig("topic", 2, 2))
+    for number in range(later_count):
+        store.append([make_request([b"later %d" % number])])
+    store.checkpoint()
+    store.delete_segments_below(2 * SEGMENT)
+    assert not store.topics.deleted
+    expected = read_all(store)
+    assert len(expected) == later_count
+    if is_checkpointed:
+        store.checkpoint()
+    store.close()
+    open_store(disk).close()  # nothing has changed in the queue since: the table still tells
+    put(disk, path, older)
+    for _ in range(2):
+        store = open_store(disk)
+        assert read_all(store) == expected
+        store.close()
+
+
+def test_an_older_table_brings_no_topic_back_whose_deletion_has_left_the_log() -> None:
+    store = open_store(disk := SimDisk())
+    store.topics.create(TopicConfig("topic"))
+    send(store, 3)
+    store.checkpoint()
+    older = disk.content(TABLE)
+    store.delete_topic("topic")
+    fill_segments(store)
+    store.checkpoint()
+    store.delete_segments_below(SEGMENT)
+    store.close()
+    put(disk, TABLE, older)
+    store = open_store(disk)
+    assert store.topics.find("topic") is None
+    store.topics.create(TopicConfig("topic"))
+    send(store, 1)
+    assert [offset for offset, _ in read_all(store)] == [0]
+
+
+def test_deletions_that_have_left_the_log_are_forgotten_while_the_store_is_open() -> None:
+    store = open_store(SimDisk())
+    for number in range(3):
+        store.topics.create(TopicConfig(f"passing-{number}"))
+        store.delete_topic(f"passing-{number}")
+    fill_segments(store)
+    store.topics.create(TopicConfig("last"))
+    store.delete_topic("last")
+    store.checkpoint()
+    store.delete_segments_below(SEGMENT)
+    assert list(store.topics.deleted) == ["last"]
+
+
+def test_a_first_message_that_was_refused_makes_no_topic() -> None:
+    store = open_store(disk := SimDisk())
+    send(store, 1, "other")
+    disk.fail_at(1, Fault.ENOSPC)
+    with pytest.raises(DiskFullError):
+        send(store, 1)
+    store.close()
+    store = open_store(disk)
+    assert [topic.name for topic in store.topics.all()] == ["other"]
 
 
 def test_an_older_file_is_noticed_where_another_queue_of_its_topic_is_damaged() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +87,32 @@ def test_a_position_that_replicas_said_before_counts_for_appends_that_come_later
     assert positions.readable == 10
     positions.publish(LogTail(40, 0, 0), ())
     assert positions.readable == 30
+
+
+def test_what_is_readable_does_not_go_back_where_replicas_are_waited_for_no_more() -> None:
+    """Another thread is about to move it meanwhile, by the positions that it has seen."""
+    has_seen, has_written = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    class Slow(Positions):
+        def _bound(self) -> int:
+            bound = super()._bound()
+            if threading.current_thread() in threads:
+                has_seen.set()
+                has_written.wait(0.5)  # the writer may have to wait for this thread
+            for thread in threads:
+                if thread.ident is None:
+                    thread.start()
+            return bound
+
+    positions = Slow(LogTail(10, 0, 0), 10, waits_for_replicas=True)
+    threads.append(threading.Thread(target=positions._advance))
+    positions.wait_for_replicas(False)
+    has_seen.wait(0.5)
+    positions.publish(LogTail(20, 0, 0), ())
+    has_written.set()
+    threads[0].join(5)
+    assert positions.readable == 20
 
 
 def test_all_listeners_are_told_though_one_fails(caplog: pytest.LogCaptureFixture) -> None:

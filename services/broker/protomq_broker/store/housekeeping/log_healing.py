@@ -16,6 +16,8 @@ Bytes of another past or epoch, or with a flipped bit, do not lead there.
   padding is replaced in a file of the store's own.
 - A bad sector may take no bytes. Then the segment gets a new file with them and all that can be read of the old one, which its readers
   keep. Not the segment that is being written, and none that is not synced: the old file may still get what the new one lacks.
+- That start waits with it as long as another range, with records of the broker's own, is neither healed nor repaired. What is rebuilt would
+  lack them, while files beside the log have the topics and committed offsets that stand there.
 - A replica may have such padding itself. It heals nothing: the range gets the replica's bytes, stays in quarantine, and the store says so.
 
 Any thread; one at a time.
@@ -29,6 +31,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from protomq.wire.log_walk import WalkedBlock, walk_appends
+from protomq.wire.topics import SYSTEM_PREFIX
 from protomq_broker.store.errors import HealingRefusedError
 from protomq_broker.store.files.disk import UNREADABLE_ERRNOS, Disk, write_fully
 from protomq_broker.store.log.checked_log import PIECE_SIZE_BYTES, CheckedLog
@@ -39,15 +42,16 @@ from protomq_broker.store.log.recovery import (
     DamagedRange,
     StartPoint,
     chain_at_end,
+    holds_again,
     is_filled,
     is_repaired,
     read_quarantine,
     rewrite_unsynced,
     write_quarantine,
 )
-from protomq_broker.store.log.seals import LogWalker
 from protomq_broker.store.log.segment import SegmentFile, SegmentFolder
 from protomq_broker.store.queues.quarantine import Quarantine
+from protomq_broker.store.queues.queue_ends import read_saved_ends
 from protomq_broker.store.queues.repaired import RepairedRange, repaired_in
 from protomq_broker.store.start.truncation import discard_derived
 
@@ -246,6 +250,14 @@ def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
         return
     if len(kept) == len(damaged):
         return
+    missing = _with_states(disk, root, folder, kept)
+    if missing is not None:
+        log.warning(
+            "%d damaged ranges of the log hold again, and stay in quarantine. Positions %d to %d do not, and records of the broker's own"
+            " stand there: what is rebuilt now would lack them. Heal these first, or take them out with `protomq log repair`",
+            len(damaged) - len(kept), missing.start_position, missing.end_position,
+        )  # fmt: skip
+        return
     for damage in damaged:
         if damage not in kept:  # only the page cache may have its bytes
             rewrite_unsynced(disk, folder, damage.start_position, damage.end_position)
@@ -257,19 +269,22 @@ def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
     write_quarantine(disk, path, kept)
 
 
+def _with_states(disk: Disk, root: str, folder: SegmentFolder, damaged: Sequence[DamagedRange]) -> DamagedRange | None:
+    """The first of these ranges that has records of the broker's own, as far as is known; None if there is none. What a repair has filled
+    does not count.
+    """
+    ends = [end.position for end in read_saved_ends(disk, f"{root}/config") if end.topic.startswith(SYSTEM_PREFIX)]
+    for damage in damaged:
+        has_some = any(damage.start_position <= position < damage.end_position for position in ends)
+        if has_some and not is_repaired(disk, folder, damage):
+            return damage
+    return None
+
+
 def _holds_again(
     disk: Disk, folder: SegmentFolder, damage: DamagedRange, damaged: Sequence[DamagedRange]
 ) -> bool:
-    crc = crc_before(folder, damage.start_position, damaged, None)
-    if crc is None and damage.start_position % folder.segment_size_bytes:
-        return False
-    walker = LogWalker(disk, folder, damage.start_position, crc, end_position=damage.end_position)
-    for _ in walker:
-        pass
-    return (walker.position, walker.crc32c) == (
-        damage.end_position,
-        damage.previous_crc32c,
-    ) and not is_filled(disk, folder, damage, crc)
+    return holds_again(disk, folder, damage, crc_before(folder, damage.start_position, damaged, None))
 
 
 def crc_before(

@@ -129,6 +129,24 @@ class Epochs:
             return self
         return self.begin(position, epoch, is_led=False)
 
+    def note_walked(self, seals: Iterable[Seal]) -> Epochs:
+        """A start has walked these appends. An epoch may have begun before its row, in what was damaged when the row was made."""
+        epochs = self
+        for seal in seals:
+            epochs = epochs._note_walked(seal.start_position, seal.epoch)
+        return epochs
+
+    def _note_walked(self, position: int, epoch: int) -> Epochs:
+        index = bisect_right(self.rows, position, key=_start_of)
+        behind = self.rows[index:]
+        if not behind:
+            return self.note_epoch(position, epoch)
+        if (index and epoch <= self.rows[index - 1].epoch) or behind[0].epoch < epoch:
+            return self
+        if behind[0][1:] == (epoch, False):
+            behind = behind[1:]
+        return replace(self, rows=(*self.rows[:index], EpochRow(position, epoch, is_led=False), *behind))
+
     def between(self, log_start: int, log_end: int, synced_position: int) -> Epochs:
         """Without the rows of what the log has no more. It is synced up to there."""
         rows = [row for row in self.rows if row.start_position <= log_end]

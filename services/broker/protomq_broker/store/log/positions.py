@@ -164,7 +164,8 @@ class Positions:
             if wanted:
                 self._waits = True
         self._advance()
-        self._waits = self._waits_for_flush or wanted
+        with self._lock:  # nobody is in the middle of a move then
+            self._waits = self._waits_for_flush or wanted
 
     def _bound(self) -> int:
         """Up to where the log may be read by all that is waited for."""
@@ -176,6 +177,8 @@ class Positions:
         keys: list[QueueKey] = []
         arrivals = self._arrivals
         with self._lock:
+            if not self._waits:
+                return  # the writer alone moves it
             self.readable = readable = max(self.readable, self._bound())
             while arrivals and arrivals[0][0] <= readable:
                 keys += arrivals.popleft()[1]

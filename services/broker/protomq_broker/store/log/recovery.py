@@ -454,6 +454,34 @@ def is_filled(
     return (walker.position, walker.crc32c) == (damage.end_position, damage.previous_crc32c)
 
 
+def holds_again(
+    disk: Disk,
+    folder: SegmentFolder,
+    damage: DamagedRange,
+    previous_crc32c: int | None,
+    *,
+    unreadable_is_damage: bool = False,
+) -> bool:
+    """Whether a damaged range has been healed: appends with records stand in it, chained to what stands before it and behind it.
+
+    `previous_crc32c`: as of `is_filled`. `unreadable_is_damage`: what the disk cannot read does not hold, else it raises OSError.
+    """
+    if previous_crc32c is None and damage.start_position % folder.segment_size_bytes:
+        return False
+    walker = LogWalker(
+        disk,
+        folder,
+        damage.start_position,
+        previous_crc32c,
+        end_position=damage.end_position,
+        unreadable_is_damage=unreadable_is_damage,
+    )
+    for _ in walker:
+        pass
+    end = damage.end_position, damage.previous_crc32c
+    return (walker.position, walker.crc32c) == end and not is_filled(disk, folder, damage, previous_crc32c)
+
+
 def is_repaired(disk: Disk, folder: SegmentFolder, damage: DamagedRange) -> bool:
     """As `is_filled`, for callers that do not come along the chain. The seal before the range ends in the CRC with which it goes
     on."""

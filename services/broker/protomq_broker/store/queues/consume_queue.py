@@ -456,6 +456,16 @@ class ConsumeQueue:
                 return 0, 0, LOST_TAG_CODE
             raise
 
+    def position_before(self, end_offset: int) -> int:
+        """Where the record of the entry before `end_offset` stands; 0 if that entry does not hold."""
+        known_end, position = self._last
+        if known_end == end_offset:
+            return position
+        try:
+            return self.entry(end_offset - 1)[0]
+        except ConsumeQueueDamagedError:
+            return 0
+
     def check(self, queue_offset: int) -> None:
         """Reads all entries from `queue_offset` on. Raises ConsumeQueueDamagedError if one does not hold."""
         while found := len(self.entries(queue_offset, ENTRIES_PER_FILE)):

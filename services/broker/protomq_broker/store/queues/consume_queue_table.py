@@ -7,6 +7,8 @@ Rules:
 - The table names every queue and its end as of a position of the log up to which everything is durable. At the start a queue is
   what the table says, not what its files say. What lies behind is cut and comes again from the log; a file that is too short
   lowers `replay_from`. Without a table all is rebuilt.
+- The table says where the last record of each queue stands. So an older file, of a deleted topic of that name, is noticed. All its entries
+  may lead to what has gone with the log's front.
 - Where offsets were given twice, the table says so before the entries of the earlier messages go. It does until the later message is
   durable: a power cut may take that one alone. Then the earlier ones come again from the log.
 - `apply` runs on the writer thread, `flush`, `checkpoint` and `delete_below` on the flusher thread. The lock keeps the two apart
@@ -355,8 +357,10 @@ class ConsumeQueueTable:
         found = FoundFiles(self._folder, self._files, self.known_ends)
         for row in rows:
             queue = self._add(row.topic, row.queue_id)
-            self._rows.set(queue.row, row.min_offset, row.end_offset, row.damaged)
-            good_end = found.end_of_entries(queue, row.min_offset, row.end_offset)
+            self._rows.set(queue.row, row.min_offset, row.end_offset, row.damaged, row.last_position)
+            # While the log goes from its beginning, it has each deletion of a topic.
+            last_position = row.last_position if 0 < log_start <= row.last_position else 0
+            good_end = found.end_of_entries(queue, row.min_offset, row.end_offset, last_position)
             self._load_queue(queue, row, good_end)
         found.note_strays(self._queues, TABLE_FILE_NAME)
         if self.known_ends:
@@ -578,10 +582,10 @@ class ConsumeQueueTable:
         with self._lock:  # once: the writer waits for it
             rows = [(queue, values) for queue, values in rows if self.has(queue)]
             self._rows.set_all([(queue.row, *values) for queue, values in rows])
-        return {queue for queue, (_, end_offset, _) in rows if end_offset < queue.end_offset}
+        return {queue for queue, (_, end_offset, *_) in rows if end_offset < queue.end_offset}
 
-    def _row_as_of(self, queue: ConsumeQueue, position: int) -> tuple[int, int, bool]:
-        """(first offset, end, whether what comes behind is damaged) as of a position of the log."""
+    def _row_as_of(self, queue: ConsumeQueue, position: int) -> tuple[int, int, bool, int]:
+        """(first offset, end, whether what comes behind is damaged, where the last record stands) as of a position of the log."""
         damaged = self._home.damage_of(queue)
         try:
             end_offset = queue.first_at_or_beyond(position)
@@ -590,7 +594,8 @@ class ConsumeQueueTable:
         min_offset = queue.known_min_offset
         if damaged is not None:
             end_offset = max(min(damaged, end_offset), min_offset)
-        return min_offset, end_offset, damaged is not None or self._gone_back.get(queue, -1) >= position
+        last_position = queue.position_before(end_offset) if damaged is None and end_offset > min_offset else 0
+        return min_offset, end_offset, damaged is not None or self._gone_back.get(queue, -1) >= position, last_position
 
     def _write_table(self, position: int) -> None:
         self._renew_rows(self._home.damaged_queues(), position)
@@ -607,9 +612,14 @@ class ConsumeQueueTable:
                 for queue in queues:
                     self._rows.remove(queue.row)
                     self._home.forget_damage(queue)
-        self._write_table(self._checkpoint_position)
-        for topic, _ in removed:
-            self._files.remove_folder(f"{self._folder}/{topic}")
+        try:
+            self._write_table(self._checkpoint_position)
+            for topic, _ in removed:
+                self._files.remove_folder(f"{self._folder}/{topic}")
+        except OSError:  # the next flush tries it again, before it makes any folder
+            with self._lock:
+                self._removed = [(topic, []) for topic, _ in removed] + self._removed
+            raise
 
     def _raise_min_offset(self, queue: ConsumeQueue, min_offset: int) -> int:
         """Enters the queue's new first offset into its row, as far as the row reaches; the offset entered."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from protomq_broker.store.files.side_files import OpenFiles, cut_file, size_of_file
+from protomq_broker.store.files.side_files import OpenFiles, cut_file, read_entries, size_of_file
 
 from .consume_queue import ENTRIES_PER_FILE, FILE_SIZE_BYTES, NO_FOLDER, ConsumeQueue
+from .entry_check import opened, position_in, salt_of
 from .queue_ends import QueueEnd, end_in_file, ends_below
 from .selection import ENTRY_SIZE_BYTES
 
@@ -31,8 +32,11 @@ class FoundFiles:
         self._files = files
         self._disk = files.disk
 
-    def end_of_entries(self, queue: ConsumeQueue, min_offset: int, end_offset: int) -> int:
-        """Up to which offset the files of a queue hold entries, at most `end_offset`. What they have behind that is noted."""
+    def end_of_entries(self, queue: ConsumeQueue, min_offset: int, end_offset: int, last_position: int) -> int:
+        """Up to which offset the files of a queue hold entries, at most `end_offset`. What they have behind that is noted.
+
+        `last_position`: where the record of the last one stands, else the last file is another one; 0: not known.
+        """
         offset = min_offset
         while offset < end_offset:
             file_start = offset // ENTRIES_PER_FILE * ENTRIES_PER_FILE
@@ -47,7 +51,22 @@ class FoundFiles:
             if size >= FILE_SIZE_BYTES and file_start + wanted == end_offset:
                 self._note_files_behind(queue, path)
             offset = file_start + wanted
+        if last_position and offset > min_offset and self._is_older(queue, end_offset - 1, last_position):
+            return max(min_offset, (end_offset - 1) // ENTRIES_PER_FILE * ENTRIES_PER_FILE)
         return end_offset
+
+    def _is_older(self, queue: ConsumeQueue, queue_offset: int, position: int) -> bool:
+        """Whether an entry holds and leads elsewhere. One that does not hold is healed when somebody reads it."""
+        fd = self._disk.open_read_only(queue.path_of(queue_offset))
+        try:
+            at = queue_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
+            data = read_entries(self._disk, fd, ENTRY_SIZE_BYTES, at)
+        finally:
+            self._disk.close(fd)
+        if len(data) < ENTRY_SIZE_BYTES or position_in(data) == position:
+            return False
+        _, good = opened(data, 1, queue_offset, salt_of(queue.topic, queue.queue_id))
+        return good == 1
 
     def note_strays(
         self, topics: Mapping[str, Mapping[int, ConsumeQueue]], table_file_name: str

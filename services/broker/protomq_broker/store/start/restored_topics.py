@@ -28,7 +28,8 @@ def restore_topics(
     counts = {
         topic: max(queues.queues_of(topic)) + 1
         for topic in queues.topics()
-        if topics.find(topic) is None
+        # An older table may have queues of a topic that is long deleted, and one that took no message has none.
+        if topics.find(topic) is None and any(queue.end_offset for queue in queues.queues_of(topic).values())
     }
     incarnations = {
         topic: incarnation_of_first(store_id, topic, position)

@@ -337,10 +337,11 @@ class TopicTable:
         return found
 
     def forget_deleted(self, log_start: int) -> None:
-        """The log has nothing before `log_start` any more: earlier deletions need not be known."""
-        self._deleted = {
-            name: position for name, position in self._deleted.items() if position > log_start
-        }
+        """The log has nothing before `log_start` any more: earlier deletions need not be known. Any thread."""
+        with self._lock:
+            kept = {name: position for name, position in self._deleted.items() if position > log_start}
+            if len(kept) < len(self._deleted):
+                self._deleted = kept
 
     # The machine.
 
@@ -352,12 +353,12 @@ class TopicTable:
             log.error("the record of %s at position %d does not parse", TOPICS_TOPIC, position)
             return ()
         gone = list(record.deleted_topics)
-        if gone or record.earlier_deletions:
-            deleted = dict(self._deleted)
-            for name, end_position in deletions_in(record, position):
-                deleted[name] = max(end_position, deleted.get(name, 0))
-            self._deleted = deleted
         with self._lock:
+            if gone or record.earlier_deletions:
+                deleted = dict(self._deleted)
+                for name, end_position in deletions_in(record, position):
+                    deleted[name] = max(end_position, deleted.get(name, 0))
+                self._deleted = deleted
             for name in gone:
                 self._by_name.pop(name, None)
                 self._positions.pop(name, None)

@@ -9,6 +9,8 @@ A damaged range cannot be made good without a replica. Repair takes it out so th
 3. The range stays in config/quarantine.json, and config/queue_ends.json says how far queues went in it. So readers of the lost offsets get
    an error, never other messages.
 
+A range in quarantine that a replica has healed, and that waits for the next start, stays as it is.
+
 A torn tail is copied and cut, as a start would do. Interrupted, it can be run again. Backups that have linked a segment keep it as it was.
 """
 
@@ -43,6 +45,7 @@ from protomq_broker.store.log.recovery import (
     DamagedRange,
     StartPoint,
     has_bytes_behind,
+    holds_again,
     is_filled,
     merged_ranges,
     write_quarantine,
@@ -121,8 +124,9 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
                 # A walk skips what was put into quarantine while the store was open.
                 damage = quarantined.popleft()
                 if damage.start_position == position:  # else it is part of what was found here
-                    ends.pass_over(damage)
-                    found.append((damage, chain))
+                    if not holds_again(disk, store.folder, damage, chain.crc32c, unreadable_is_damage=True):
+                        ends.pass_over(damage)
+                        found.append((damage, chain))
                     position, chain = damage.end_position, chain.behind(damage)
             if isinstance(item, DamagedRange):
                 ends.pass_over(item)
@@ -136,8 +140,9 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
                 chain = _Chain(last.crc32c, last.store_time_ms, last.epoch, synced)
         for damage in quarantined:
             if damage.start_position == position:
-                ends.pass_over(damage)
-                found.append((damage, chain))
+                if not holds_again(disk, store.folder, damage, chain.crc32c, unreadable_is_damage=True):
+                    ends.pass_over(damage)
+                    found.append((damage, chain))
                 position, chain = damage.end_position, chain.behind(damage)
         found = _with_heads(store, found)
         found = [each for each in found if not is_filled(disk, store.folder, each[0], each[1].crc32c)]
