@@ -352,9 +352,10 @@ class PopWorld:
             begun = [self._begin_planned_pop()] if call is not None and self.rng.random() < 0.5 else []
             self._finish()
             answered = call if call is not None and call.answered else None
-            if answered is not None and is_disk_failure(answered.error):
+            is_refused = answered is not None and is_disk_failure(answered.error)
+            if is_refused:
                 answered, self.has_crashed = None, True
-            if answered is not None or any(pop is not None and pop.answered for pop, _ in begun):
+            if answered is not None or (not is_refused and any(pop is not None and pop.answered for pop, _ in begun)):
                 for skipped, fresh in parts:
                     self._note_reset(skipped, fresh, deaths)
             self._take_all(begun)

@@ -48,12 +48,15 @@ def test_an_interrupt_that_breaks_off_no_system_call_ends_the_wait() -> None:
             gave_up.set()
             os.close(writing)
 
+    def read(stream: io.BufferedReader) -> None:
+        begun.set()  # An interrupt before this would end the test run.
+        next(chunks(stream, 4))
+
     thread = threading.Thread(target=interrupt)
     with open(reading, "rb") as stream:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            begun.set()  # An interrupt before this would end the test run.
-            next(chunks(stream, 4))
+            read(stream)
         ended.set()
         thread.join()
     assert not gave_up.is_set(), "it waited for the end of the stream"
