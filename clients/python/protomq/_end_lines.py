@@ -32,7 +32,9 @@ def near_count(deadlines_s: Sequence[float]) -> int:
     if max(deadlines_s) - min(deadlines_s) <= DEADLINE_SPREAD_S:  # nearly always
         return len(deadlines_s)
     first_s = deadlines_s[0]
-    return next(count for count, deadline_s in enumerate(deadlines_s) if abs(deadline_s - first_s) > DEADLINE_SPREAD_S)
+    far = (count for count, deadline_s in enumerate(deadlines_s) if abs(deadline_s - first_s) > DEADLINE_SPREAD_S)
+    # Two of them may be far from each other, and both near the first one.
+    return next(far, len(deadlines_s))
 
 
 class _Entry:

@@ -113,6 +113,33 @@ def test_the_same_of_coroutines() -> None:
     assert told == [(["hurried", "too"], False), (["patient"], True)]
 
 
+def test_those_around_the_deadline_of_the_first_one_go_with_it() -> None:
+    broker = Broker()
+    callers = Callers(EndLine(broker.end))
+    callers.begin("first")
+    for handle, timeout_s in (("leads", 20.0), ("a little less", 19.7), ("a little more", 20.3)):
+        callers.begin(handle, timeout_s=timeout_s)
+    broker.may_answer.release(2)
+    callers.join()
+    assert broker.told == [["first"], ["leads", "a little less", "a little more"]]
+    assert callers.outcomes == dict.fromkeys(("first", "leads", "a little less", "a little more"), False)
+
+
+def test_the_same_of_tasks_around_the_deadline_of_the_first_one() -> None:
+    told: list[list[str]] = []
+
+    async def call(ends: Sequence[End], _: float) -> list[bool | ProtomqError]:
+        told.append([end.handle for end in ends])
+        return [False] * len(ends)
+
+    async def run() -> None:
+        line = AsyncEndLine(call)
+        await asyncio.gather(*(line.tell(end_of(handle), timeout_s) for handle, timeout_s in (("a", 20.0), ("b", 19.7), ("c", 20.3))))
+
+    asyncio.run(run())
+    assert told == [["a", "b", "c"]]
+
+
 def test_a_drain_waits_for_what_is_on_its_way_and_for_what_waits_behind_it() -> None:
     broker = Broker()
     line = EndLine(broker.end)

@@ -62,6 +62,19 @@ def test_what_has_much_time_left_shares_no_request_with_what_has_little() -> Non
     assert outcomes.known == dict.fromkeys(("first", "hurried", "too", "patient"), False)
 
 
+def test_those_around_the_deadline_of_the_first_one_go_with_it() -> None:
+    broker = Broker()
+    outcomes = Outcomes(ToldEnds(broker.end))
+    outcomes.tell("first")
+    wait_for(lambda: broker.told, pause_s=0.001)
+    for handle, timeout_s in (("a", 20.0), ("b", 19.7), ("c", 20.3)):
+        outcomes.tell(handle, timeout_s=timeout_s)
+    broker.may_answer.release(2)
+    outcomes.ends.drain(30.0)
+    assert broker.told == [["first"], ["a", "b", "c"]]
+    assert outcomes.known == dict.fromkeys(("first", "a", "b", "c"), False)
+
+
 def test_what_gathers_is_told_together_and_nobody_waits() -> None:
     broker = Broker()
     outcomes = Outcomes(ToldEnds(broker.end))
