@@ -192,7 +192,7 @@ class LaneCalls:
                 break
         self._lane.call_count += served
 
-    def _serve_foreign(self, connection: Connection, frame: Frame, received: float) -> None:
+    def _serve_foreign(self, connection: Connection, frame: Frame, read_at: float) -> None:
         """A call that is for another pool, unknown or refused. Or a frame that is no call: an echo, or one that gives a call up."""
         request_id, method_id, flags, timeout_ms, payload = frame
         if method_id == CANCEL_METHOD_ID and flags == FLAG_ONE_WAY:
@@ -213,12 +213,13 @@ class LaneCalls:
             lane = self._pick_lane(bound.method.lane)
             if lane.has_room():
                 self._lane.foreign_count += 1
-                deadline = received + timeout_ms / 1000 if timeout_ms else None
+                deadline = read_at + timeout_ms / 1000 if timeout_ms else None
                 if not flags:
                     connection.cancelled.pop(request_id, None)
+                # It reaches the lane's queue now. What it has waited for its caller says nothing of that lane.
                 lane.submit(
                     ForeignCall(
-                        connection, lane, bound, payload, request_id, flags, received, deadline
+                        connection, lane, bound, payload, request_id, flags, self._turn_at, deadline
                     )
                 )
                 return

@@ -472,3 +472,20 @@ def test_the_time_of_calls_that_wait_for_their_caller_to_read_counts_from_when_t
     reasons = [decode_status(payload).reason for _, status, payload in answers if status]
     assert reasons == ["DEADLINE_EXCEEDED"] * 3
     assert (service.recalled, service.groups, lanes.pull_service.held) == ([b"first"], [], [])
+
+
+def test_what_waited_for_its_caller_to_read_does_not_count_as_time_in_the_queue_of_another_lane(lanes: Lanes) -> None:
+    """That lane took itself for overloaded, and refused what its caller had still time for."""
+    lanes.send_service.recall_answer = bytes(PENDING_SIZE_MAX_BYTES + 1)
+    peer = lanes.connect(lanes.send)
+    (connection,) = lanes.send._table.by_descriptor.values()
+    peer.ask(b"first", method_id=RECALL, timeout_ms=60_000)
+    peer.ask(b"second", method_id=PULL, timeout_ms=60_000)
+    turn(lanes.send)
+    connection.backlog_read_at -= 30
+    reader = threading.Thread(target=peer.answer)
+    reader.start()
+    while reader.is_alive() or not lanes.pull_service.held:
+        turn(lanes.send)
+        turn(lanes.pull)
+    assert lanes.pull._calls.rule.last_max < 10
