@@ -66,7 +66,14 @@ def show(
             "TRANSACTION_NOT_FOUND",
             f"no broker has an open transaction of message {message_id!r}; `protomq transaction list` shows all there are",
         )
-    (transaction,) = found
+    transaction, *others = found
+    if others:
+        names = ", ".join(each.queue.broker_name for each in found)
+        raise CliError(
+            ExitCode.USAGE,
+            "CONFIGURATION",
+            f"message {transaction.message_id} has several open transactions, at {names}; `protomq transaction list` shows them",
+        )
     row = _row(transaction) | {"transaction_handle": transaction.transaction_handle}
     if transaction.message is not None:
         row = message_row(transaction.message) | row

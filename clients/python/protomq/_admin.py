@@ -309,7 +309,9 @@ class Admin(AdminCalls):
         )
 
     def end_transaction(self, message_id: str, decision: TransactionDecision) -> OpenTransaction:
-        """Commits or rolls back the open transaction of a message. Returns what it was. Raises TransactionNotFoundError if none is open."""
+        """Commits or rolls back the open transaction of a message. Returns what it was. Raises TransactionNotFoundError if none is open,
+        ConfigurationError if several are, as where a store was copied under another name.
+        """
         return end_transaction(self, message_id, decision)
 
     def list_dead_letters(self, *, brokers: Iterable[str] | None = None) -> list[DeadLetters]:

@@ -89,7 +89,8 @@ def end_transaction(
 ) -> OpenTransaction:
     """Ends the open transaction of a message; what it was.
 
-    Raises TransactionNotFoundError if no broker has it open, or what a broker that did not answer raised.
+    Raises TransactionNotFoundError if no broker has it open, or what a broker that did not answer raised; ConfigurationError if several
+    have it open.
     """
     with fork_waits:
         from .v1 import transaction_service_pb2 as pb
@@ -104,7 +105,13 @@ def end_transaction(
             metadata={"message_id": message_id},
         )
         raise next(iter(failures.values()), not_found)
-    (transaction,) = found
+    transaction, *others = found
+    if others:
+        names = ", ".join(each.queue.broker_name for each in found)
+        raise ConfigurationError(
+            f"message {transaction.message_id} has several open transactions, at {names}: a store that was copied under another name has "
+            "those of the other one; stop one of these brokers, and try again"
+        )
 
     def ask(broker: Any) -> None:
         request = pb.EndTransactionRequest()
