@@ -180,7 +180,7 @@ def replay(
         )
     row = {"group": group, "replayed": done.replayed, "known": done.known, "without_topic": done.without_topic}
     print_rows([row], _REPLAY_COLUMNS, output)
-    missing.check()
+    missing.check_change()
     check_replayed(done)
 
 

@@ -50,7 +50,7 @@ def deploy(
         )
     rows = [{"name": name, **_broker(one), "size_bytes": len(module)} for one in brokers]
     print_rows(rows, _COLUMNS[:4], output)
-    missing.check(of_slaves=_SLAVES)
+    missing.check_change(of_slaves=_SLAVES)
 
 
 def list_filters(
@@ -123,11 +123,11 @@ def delete(
             lambda: admin.delete_filter(name, brokers=[broker] if broker else None)
         )
     if not brokers:
-        missing.check(of_slaves=_SLAVES)
+        missing.check_change(of_slaves=_SLAVES)
         raise CliError(
             ExitCode.NOT_FOUND,
             "FILTER_NOT_FOUND",
             f"no broker has a filter {name!r}; `protomq filter list` shows all there are",
         )
     print_rows([{"name": name, **_broker(one)} for one in brokers], _COLUMNS[:3], output)
-    missing.check(of_slaves=_SLAVES)
+    missing.check_change(of_slaves=_SLAVES)

@@ -114,7 +114,7 @@ def reset(
             sys.stderr.writelines(f"protomq: {told}\n" for told in nearest_places(place, ranges))
     rows = [_row(group, one) for one in found if not queue or one.queue.queue_id in queue]
     print_rows(rows, _COLUMNS, output, expendable=_EXPENDABLE)
-    missing.check()
+    missing.check_change()
 
 
 def clone(
@@ -141,7 +141,7 @@ def clone(
         told = _retries_told(admin, source, group, brokers)
     print_rows([_row(group, one) for one in found], _COLUMNS, output, expendable=_EXPENDABLE)
     sys.stderr.write(told)
-    missing.check()
+    missing.check_change()
 
 
 def _retries_told(admin: Admin, source: str, group: str, brokers: list[str] | None) -> str:

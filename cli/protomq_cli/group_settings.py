@@ -103,7 +103,7 @@ def set_group(
             )
         )
     print_rows([_row(settings)], _COLUMNS, output, expendable=_EXPENDABLE)
-    missing.check()
+    missing.check_change()
 
 
 def show(

@@ -198,7 +198,7 @@ def commit(
             f"protomq: group {group!r} is new; `protomq group list` shows all there are\n"
         )
     print_rows(rows, _COLUMNS, output, expendable=_EXPENDABLE)
-    missing.check()
+    missing.check_change()
 
 
 def _place_in(consumer: PullConsumer, queue: MessageQueue, offset: OffsetRange) -> int:
@@ -254,8 +254,7 @@ def delete(
         deleted = missing.take(lambda: admin.delete_group(group, brokers=brokers, force=force))
     rows = [{"group": group, "broker": name, "deleted": True} for name in deleted]
     print_rows(rows, ("group", "broker", "deleted"), output)
-    missing.raise_refused()
-    missing.check()
+    missing.check_change()
 
 
 def _offset_rows(

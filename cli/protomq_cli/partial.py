@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from protomq_cli.connection import name_broker
+from protomq_cli.connection import name_broker, translate
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.side_by_side import side_by_side
 
@@ -111,14 +111,6 @@ class Missing:
             if broker_name in (None, name):
                 raise name_broker(error, name)
 
-    def raise_refused(self) -> None:
-        """To be called when it is printed where a change is done: raises the error of the first broker that has refused it."""
-        from protomq.errors import BusyError, NoRouteError, TransportError
-
-        for name, error in self._failures.items():
-            if not isinstance(error, BusyError | NoRouteError | TransportError):
-                raise name_broker(error, name)
-
     def check(self, of_slaves: str = "") -> None:
         """To be called when all is printed: raises CliError if something is missing. `of_slaves`: what is added if one is a slave."""
         if not self._failures:
@@ -133,3 +125,26 @@ class Missing:
         raise CliError(
             ExitCode.PARTIAL, "PARTIAL_RESULT", f"the output is incomplete: no answer from {why}; {hint}"
         )
+
+    def check_change(self, of_slaves: str = "") -> None:
+        """As `check`, where something was to be changed: with the reason and the exit code of the first broker that has refused that."""
+        refused = {name: said for name, error in self._failures.items() if (said := _refusal(error)) is not None}
+        if not refused:
+            self.check(of_slaves)
+            return
+        told = [f"broker {name} refuses: {said.message}" for name, said in refused.items()]
+        silent = [f"{name} ({error})" for name, error in self._failures.items() if name not in refused]
+        if silent:
+            told.append(f"no answer from {'; '.join(silent)}")
+        if of_slaves and any("/" in name for name in self._failures):
+            told.append(of_slaves)
+        first = next(iter(refused.values()))
+        raise CliError(first.exit_code, first.reason, "; ".join(told))
+
+
+def _refusal(error: ProtomqError) -> CliError | None:
+    """What a broker has said that refused; None: it did not answer, or not in time."""
+    from protomq.errors import ServerError
+
+    said = translate(error) if isinstance(error, ServerError) else None
+    return None if said is None or said.exit_code is ExitCode.UNREACHABLE else said

@@ -155,7 +155,7 @@ def create(
         if had and config.type is TopicType.FIFO and config.write_queues != had.get(name, 0)
     )
     print_rows([_topic_row(config, name) for name, config in made.items()], _COLUMNS, output)
-    missing.check()
+    missing.check_change()
 
 
 def _queues_before(topic: str, namesrv: str | None, timeout_s: float) -> dict[str, int]:
@@ -245,7 +245,7 @@ def delete(
         deleted = missing.take(lambda: admin.delete_topic(topic, brokers=brokers))
     rows = [{"topic": topic, "broker": name, "deleted": True} for name in deleted]
     print_rows(rows, ("topic", "broker", "deleted"), output)
-    missing.check()
+    missing.check_change()
 
 
 def _topic_row(topic: TopicConfig, broker_name: str) -> dict[str, Any]:
