@@ -198,17 +198,23 @@ def _begins(admin: Admin, broker: str, group: str, topic: str) -> bool:
 
 
 def _create(admin: Admin, broker: str, topic: TopicConfig, permission: Any, *, only_if: TopicConfig | None = None) -> TopicConfig:
-    """`only_if`: the topic as it is there; what somebody else has changed or deleted meanwhile is not undone."""
-    made = admin.create_topic(
-        topic.name,
-        write_queues=topic.write_queues,
-        read_queues=topic.read_queues,
-        permission=permission,
-        update=only_if is not None,
-        type=topic.type,
-        brokers=[broker],
-        only_if=only_if,
-    )
+    """`only_if`: the topic as it is there; what somebody else has changed or deleted meanwhile is not undone. Raises CliError then."""
+    from protomq.errors import TopicExistsError, TopicNotFoundError
+
+    try:
+        made = admin.create_topic(
+            topic.name,
+            write_queues=topic.write_queues,
+            read_queues=topic.read_queues,
+            permission=permission,
+            update=only_if is not None,
+            type=topic.type,
+            brokers=[broker],
+            only_if=only_if,
+        )
+    except (TopicExistsError, TopicNotFoundError) as error:
+        text = f"somebody has changed or deleted topic {topic.name} of {broker} meanwhile; run it again"
+        raise CliError(ExitCode.REFUSED, error.reason, text) from error
     return made[broker]
 
 

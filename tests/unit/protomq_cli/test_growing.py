@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from protomq import KnownMember, LeadershipStatus, Permission, TopicConfig, TopicType
-from protomq.errors import PartialResultError, ProtomqError, RequestTimeoutError
+from protomq.errors import PartialResultError, ProtomqError, RequestTimeoutError, TopicExistsError, TopicNotFoundError
 from protomq_cli import in_sync
 from protomq_cli.agreeing import is_agreed, wait_until_agreed
 from protomq_cli.exits import CliError, ExitCode
@@ -96,6 +96,20 @@ def test_a_topic_is_spread_though_a_broker_is_away_that_does_not_have_it() -> No
     ((config, begun, is_new),) = spread_to(admin, "c", ["t"], brokers_of)  # type: ignore[arg-type]
     assert (config, begun, is_new) == (topic("t", 2), ["g"], True)
     assert admin.done == [("set", "g"), ("create", "t", "c"), ("reset", "g", "t", "c"), ("create", "t", "c")]
+
+
+@pytest.mark.parametrize("error", [TopicExistsError("changed; set update"), TopicNotFoundError("gone")])
+@pytest.mark.parametrize("is_update", [False, True])
+def test_who_changes_a_topic_beside_a_spread_is_not_told_to_force_it(error: ProtomqError, is_update: bool) -> None:
+    class Changed(FakeAdmin):
+        def create_topic(self, name: str, *, update: bool, **settings: Any) -> dict[str, TopicConfig]:
+            if update == is_update:
+                raise error
+            return super().create_topic(name, update=update, **settings)
+
+    with pytest.raises(CliError, match="somebody has changed or deleted topic t of c meanwhile; run it again") as caught:
+        spread_to(Changed(), "c", ["t"], brokers_of)  # type: ignore[arg-type]
+    assert caught.value.exit_code is ExitCode.REFUSED
 
 
 @pytest.mark.parametrize("names", [None, ["u"], ["t", "u"]])
