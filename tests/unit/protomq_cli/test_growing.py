@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from protomq import KnownMember, LeadershipStatus, Permission, TopicConfig, TopicType
-from protomq.errors import PartialResultError, ProtomqError, RequestTimeoutError, TopicExistsError, TopicNotFoundError
+from protomq.errors import (
+    PartialResultError,
+    ProtomqError,
+    RequestTimeoutError,
+    TopicExistsError,
+    TopicNotFoundError,
+)
 from protomq_cli import in_sync
 from protomq_cli.agreeing import is_agreed, wait_until_agreed
 from protomq_cli.exits import CliError, ExitCode
