@@ -149,7 +149,7 @@ class AdminCalls(OfOneProcess):
         first: Callable[[], Collection[str]] | None = None,
     ) -> tuple[list[tuple[BrokerInfo, _R]], dict[str, ProtomqError]]:
         brokers, missing = self._brokers(names, topic)
-        if first is not None and len(brokers) > 1:
+        if first is not None and len({broker.broker_name for broker in brokers}) > 1:
             firsts = first()
             brokers.sort(key=lambda broker: (broker.broker_id, broker.broker_name not in firsts))
         masters = [broker for broker in brokers if not broker.broker_id]
