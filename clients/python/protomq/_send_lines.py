@@ -236,7 +236,7 @@ class LineSender(OfOneProcess):
         for entry in batch:
             if entry.future is not None and not entry.future.set_running_or_notify_cancel():
                 entry.error = CancelledError()
-        batch = [entry for entry in batch if not entry.resolved]
+        batch = [entry for entry in batch if entry.error is None]
         now_s = time.monotonic()
         expired = [entry for entry in batch if entry.deadline_s <= now_s]
         if not expired:
