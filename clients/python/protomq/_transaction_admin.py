@@ -109,8 +109,8 @@ def end_transaction(
     if others:
         names = ", ".join(each.queue.broker_name for each in found)
         raise ConfigurationError(
-            f"message {transaction.message_id} has several open transactions, at {names}: a store that was copied under another name has "
-            "those of the other one; stop one of these brokers, and try again"
+            f"message {transaction.message_id} has several open transactions, at {names}. A store that was copied under another name has "
+            "those of the other one: stop one of these brokers, and try again"
         )
 
     def ask(broker: Any) -> None:

@@ -38,7 +38,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_a_transaction_that_is_open_at_two_brokers_is_ended_at_neither(told: list[Any]) -> None:
     with Admin(namesrv="nobody:1") as admin:
-        with pytest.raises(ConfigurationError, match=f"message {MESSAGE_ID} has several open transactions, at a, copy: "):
+        with pytest.raises(ConfigurationError, match=f"message {MESSAGE_ID} has several open transactions, at a, copy"):
             admin.end_transaction(MESSAGE_ID, TransactionDecision.COMMIT)
         assert len(admin.list_transactions(message_id=MESSAGE_ID)) == 2
     assert told == []
