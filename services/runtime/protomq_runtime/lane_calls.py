@@ -216,9 +216,10 @@ class LaneCalls:
                 deadline = received + timeout_ms / 1000 if timeout_ms else None
                 if not flags:
                     connection.cancelled.pop(request_id, None)
+                # It waits for that lane from now on. How long it has waited for its caller to read says nothing of the lane.
                 lane.submit(
                     ForeignCall(
-                        connection, lane, bound, payload, request_id, flags, received, deadline
+                        connection, lane, bound, payload, request_id, flags, self._turn_at, deadline
                     )
                 )
                 return

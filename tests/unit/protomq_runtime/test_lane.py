@@ -472,3 +472,23 @@ def test_the_time_of_calls_that_wait_for_their_caller_to_read_counts_from_when_t
     reasons = [decode_status(payload).reason for _, status, payload in answers if status]
     assert reasons == ["DEADLINE_EXCEEDED"] * 3
     assert (service.recalled, service.groups, lanes.pull_service.held) == ([b"first"], [], [])
+
+
+def test_a_wait_for_the_caller_to_read_makes_no_other_lane_look_overloaded(lanes: Lanes) -> None:
+    """That lane was idle. It would refuse such calls, and report a queue time that nobody else had."""
+    lanes.send_service.recall_answer = bytes(PENDING_SIZE_MAX_BYTES + 1)
+    peer = lanes.connect(lanes.send)
+    (connection,) = lanes.send._table.by_descriptor.values()
+    peer.ask(b"first", method_id=RECALL, timeout_ms=60_000)
+    peer.ask(b"second", method_id=PULL, timeout_ms=60_000)
+    turn(lanes.send)
+    connection.backlog_read_at -= 20
+    reader = threading.Thread(target=peer.answer)
+    reader.start()
+    while reader.is_alive() or not lanes.pull_service.held:
+        turn(lanes.send)
+        turn(lanes.pull)
+    assert lanes.pull._calls.rule._window_max < 10
+    (call,) = lanes.pull_service.held
+    assert call.deadline is not None
+    assert call.deadline < time.monotonic() + 45, "its time counts from when it was read"
