@@ -489,3 +489,6 @@ def test_what_waited_for_its_caller_to_read_does_not_count_as_time_in_the_queue_
         turn(lanes.send)
         turn(lanes.pull)
     assert lanes.pull._calls.rule.last_max < 10
+    (call,) = lanes.pull_service.held
+    assert call.deadline is not None
+    assert call.deadline < time.monotonic() + 45, "its time counts from when it was read"

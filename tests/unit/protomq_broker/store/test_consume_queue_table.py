@@ -403,6 +403,21 @@ def test_a_disk_that_fails_once_keeps_no_files_of_a_removed_topic(number: int):
     assert later.find("gone", 0) is None
 
 
+def test_files_of_a_removed_topic_that_never_go_hold_up_no_other_queue():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("gone", 0, 20), Send("stays", 0))
+    table.checkpoint(log.end)
+    table.remove_topic("gone")
+    append(table, log, Send("stays", 0, 3))
+    stuck = f"{FOLDER}/gone"
+    disk.plan = lambda operation: Fault.EIO if operation.path.startswith(stuck) else None
+    with pytest.raises(OSError, match="gone"):
+        table.flush()
+    table.checkpoint(log.end)
+    assert make_table(disk.killed()).end_offset("stays", 0) == 4
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

@@ -172,6 +172,21 @@ def test_an_epoch_begins_where_its_first_append_was_walked(
     assert list(found.rows) == expected
 
 
+def test_what_a_start_walks_of_one_epoch_is_compared_with_the_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    note = Epochs._note_walked
+
+    def count(epochs: Epochs, position: int, epoch: int) -> Epochs:
+        looks.append(position)
+        return note(epochs, position, epoch)
+
+    monkeypatch.setattr(Epochs, "_note_walked", count)
+    epochs = Epochs((EpochRow(0, 1, True), EpochRow(100, 2, False)), 3)
+    found = epochs.note_walked(seal(1 + (position >= 90), position, 0) for position in range(10, 200, 10))
+    assert list(found.rows) == [(0, 1, True), (90, 2, False)]
+    assert looks == [10, 90]
+
+
 def test_every_opening_begins_an_epoch_that_its_seals_have() -> None:
     disk = SimDisk()
     starts = []

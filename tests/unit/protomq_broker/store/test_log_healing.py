@@ -228,6 +228,21 @@ def test_a_healing_takes_no_states_away_that_another_damaged_range_has(*, is_rep
     assert is_repaired or committed(store, "group", "kept", 0) == 7
 
 
+def test_a_start_that_would_serve_nothing_of_what_is_healed_is_not_asked_for() -> None:
+    """An elected slave would open its store again and again, and before each lead."""
+    disk, marks = SimDisk(), list[int]()
+    store, log = _store_with_damage_at(marks, disk)
+    first, second = store.damaged_ranges
+    store.heal_log(first, log[first.start_position : first.end_position])
+    assert not store.has_healed_skipped_parts
+    assert not store.has_healed_what_was_skipped
+    store.heal_log(second, log[second.start_position : second.end_position])
+    assert store.healed_skipped_ranges == [first, second]
+    assert store.has_healed_what_was_skipped
+    store.close()
+    assert open_store(disk).damaged_ranges == []
+
+
 def test_a_repair_leaves_what_a_replica_has_healed() -> None:
     disk = SimDisk()
     store = open_store(disk, corruption="quarantine")

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -650,3 +650,17 @@ def test_a_reset_has_an_epoch_which_the_cache_and_what_is_carried_forward_keep()
         assert again.reset_epoch("g", "t", 2, 0) == 0, "of another incarnation"
     offsets.apply(deletion("g"), 50)
     assert offsets.reset_epoch("g", "t", 1, 0) == 0
+
+
+def test_a_deletion_looks_at_the_queues_of_the_topics_that_were_deleted_alone() -> None:
+    """There may be a million offsets, and commits wait meanwhile."""
+
+    class Untouched(dict[int, int]):
+        def items(self) -> NoReturn:
+            raise AssertionError("looked at")
+
+    offsets = make_offsets()
+    offsets.apply(record(("g", "t", 0, 5), ("g", "other", 0, 5)), 10)
+    offsets._groups["g"]["other"].positions = Untouched({0: 10})
+    offsets.keep({"t": 1, "other": 1}.get, {"t": 20})
+    assert offsets.groups() == {"g": ["other"]}

@@ -102,6 +102,7 @@ class LogHealer:
     def __init__(
         self,
         disk: Disk,
+        root: str,
         commit_log: CommitLog,
         flusher: LogFlusher,
         quarantine: Quarantine,
@@ -111,6 +112,7 @@ class LogHealer:
         """`log_start` returns where a walk of the whole log begins."""
         self.healed_count = 0
         self._disk = disk
+        self._root = root
         self._log = commit_log
         self._flusher = flusher
         self._folder = commit_log.folder
@@ -127,8 +129,17 @@ class LogHealer:
 
     def healed_skipped_ranges(self) -> list[DamagedRange]:
         """The ranges that are healed since the start, and of which it or a later rebuild had to skip a part. They wait for the next start.
+        None of them, if that start would leave them in quarantine: see `complete_healing`.
         """
-        return [damage for damage in self._quarantine.ranges if damage in self._waiting]
+        waiting = [damage for damage in self._quarantine.ranges if damage in self._waiting]
+        return waiting if waiting and self._held_up_by() is None else []
+
+    def _held_up_by(self) -> DamagedRange | None:
+        """The range that has to be healed, too, before a start serves what is healed; None if there is none, or nobody knows."""
+        try:
+            return _with_states(self._disk, self._root, self._folder, self.ranges())
+        except OSError:
+            return None
 
     def skipped_ranges(self) -> list[DamagedRange]:
         """The ranges in quarantine of which the start had to skip a part, healed since or not. What `log repair` has filled is not among
@@ -183,9 +194,11 @@ class LogHealer:
                 self._waiting |= {damage}
                 # Pops give up for good what a repair has taken out: these messages are back, and wait.
                 self._quarantine.forget_repaired()
+                missing = self._held_up_by()
                 log.warning(
                     "positions %d to %d of the log are healed from a replica. The start, or a rebuild of something derived, had"
-                    " skipped them: they are served after the next start", *place,
+                    " skipped them: they are served after the next start%s", *place,
+                    f", if positions {missing.start_position} to {missing.end_position} are healed by then, too" if missing else "",
                 )  # fmt: skip
                 return
             log.warning("positions %d to %d of the log are healed from a replica", *place)

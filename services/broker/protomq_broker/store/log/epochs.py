@@ -131,9 +131,11 @@ class Epochs:
 
     def note_walked(self, seals: Iterable[Seal]) -> Epochs:
         """A start has walked these appends. An epoch may have begun before its row, in what was damaged when the row was made."""
-        epochs = self
+        epochs, epoch = self, -1
         for seal in seals:
-            epochs = epochs._note_walked(seal.start_position, seal.epoch)
+            if seal.epoch != epoch:  # of one epoch, the first append tells all: a start walks millions
+                epoch = seal.epoch
+                epochs = epochs._note_walked(seal.start_position, epoch)
         return epochs
 
     def _note_walked(self, position: int, epoch: int) -> Epochs:

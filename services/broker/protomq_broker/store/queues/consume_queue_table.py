@@ -41,6 +41,7 @@ from protomq_broker.store.files.side_files import (
     write_state_file,
 )
 from protomq_broker.store.log.append import AppendRequest, ScannedRecords
+from protomq_broker.store.log.commit_log import DISK_FULL_ERRNOS
 from protomq_broker.store.log.kinds import is_queued
 from protomq_broker.store.log.recovery import DamagedRange
 
@@ -616,9 +617,11 @@ class ConsumeQueueTable:
             self._write_table(self._checkpoint_position)
             for topic, _ in removed:
                 self._files.remove_folder(f"{self._folder}/{topic}")
-        except OSError:  # the next flush tries it again, before it makes any folder
-            with self._lock:
-                self._removed = [(topic, []) for topic, _ in removed] + self._removed
+        except OSError as error:
+            # A full disk: the next flush tries it again, before it makes any folder. No other queue waits for files that never go.
+            if error.errno in DISK_FULL_ERRNOS:
+                with self._lock:
+                    self._removed = [(topic, []) for topic, _ in removed] + self._removed
             raise
 
     def _raise_min_offset(self, queue: ConsumeQueue, min_offset: int) -> int:

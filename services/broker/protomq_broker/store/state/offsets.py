@@ -268,6 +268,8 @@ class ConsumerOffsets:
                 for topic, known in list(topics.items()):
                     is_other = incarnation_of(topic) != known.incarnation
                     end_position = deleted.get(topic, 0)
+                    if not is_other and not end_position:
+                        continue  # nearly always; commits wait for the lock
                     kept = [queue_id for queue_id, at in known.positions.items() if not is_other and at >= end_position]
                     if len(kept) == len(known.positions):
                         continue
