@@ -50,6 +50,7 @@ from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
 
 from .fake_broker import ADMIN, CONSUMER, GROUP, POP, PULL, SEND, FakeBroker, told
+from .store.store_helpers import flip_in_log, read_all
 
 MINUTE_MS = 60_000
 HELD_MS = MINUTE_MS + 1
@@ -1924,3 +1925,36 @@ def test_who_waits_after_a_fail_over_is_woken_by_what_turns_out_to_be_confirmed(
     broker.server.run()
     assert (pop.answered, pull.answered) == (True, True)
     assert [message.body for message in messages_of(pop)] == [b"0", b"1"]
+
+
+def flip(broker: FakeBroker, offset: int) -> None:
+    """A bit flips in a message of queue 0, and nobody knows."""
+    (region,) = broker.store.read("topic", 0, offset, 1, 1).regions
+    flip_in_log(broker.disk, broker.store, region.file.base_position + region.offset)
+
+
+def copies_in(broker: FakeBroker, topic: str) -> list[bytes]:
+    return [body for _, body in read_all(broker.store, topic)]
+
+
+def test_a_message_in_which_a_bit_flips_becomes_no_dead_letter_and_holds_up_no_other() -> None:
+    broker = filled_one_by_one(4)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    assert len(group.pop()) == 4
+    flip(broker, 1)
+    broker.advance(HELD_MS)
+    bodies_past_errors(group, 2)
+    broker.advance(1_000)
+    assert copies_in(broker, "%DLQ%group") == [b"0", b"2", b"3"]
+    assert broker.store.popped.dead_count == 3
+    assert len(broker.store.damaged_ranges) == 1
+
+
+def test_retention_keeps_no_popped_message_with_a_flipped_bit(caplog: pytest.LogCaptureFixture) -> None:
+    broker = filled_one_by_one(3)
+    assert len(Group(broker).pop()) == 3
+    flip(broker, 1)
+    _retained(broker, 3)
+    assert copies_in(broker, "%RETRY%group") == [b"0", b"2"]
+    assert "1 messages of queue 0 of topic that group has popped are damaged" in caplog.text
