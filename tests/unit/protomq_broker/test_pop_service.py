@@ -38,7 +38,7 @@ from protomq_broker import pop_planner, pop_reading, pop_requests, pop_service, 
 from protomq_broker.filters.errors import FilterError
 from protomq_broker.filters.filter_book import Matches
 from protomq_broker.pop_orders import PopTerms
-from protomq_broker.store.errors import DiskFullError
+from protomq_broker.store.errors import DiskFullError, StoreError
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state import popped_queue
@@ -1955,6 +1955,9 @@ def test_retention_keeps_no_popped_message_with_a_flipped_bit(caplog: pytest.Log
     broker = filled_one_by_one(3)
     assert len(Group(broker).pop()) == 3
     flip(broker, 1)
+    with pytest.raises(StoreError, match="they stay until the next try"):
+        _retained(broker, 3)
+    assert copies_in(broker, "%RETRY%group") == []
     _retained(broker, 3)
     assert copies_in(broker, "%RETRY%group") == [b"0", b"2"]
     assert "1 messages of queue 0 of topic that group has popped are damaged" in caplog.text

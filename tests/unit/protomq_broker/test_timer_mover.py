@@ -23,6 +23,7 @@ from protomq.wire.topics import TIMER_TOPIC
 from protomq_broker import recalls, timer_mover
 from protomq_broker.config import BrokerConfig
 from protomq_broker.recalls import CANDIDATES_MAX
+from protomq_broker.store.errors import StoreError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.timer import recalled
 from protomq_broker.store.timer.timer import timer_record
@@ -715,12 +716,23 @@ def test_a_message_that_came_damaged_is_delivered_as_it_came(world: World, count
     assert world.store.damaged_ranges == []
 
 
-def test_what_is_pending_is_not_carried_forward_with_a_flipped_bit(world: World, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_healed", [False, True])
+def test_what_is_pending_is_not_carried_forward_with_a_flipped_bit(
+    world: World, caplog: pytest.LogCaptureFixture, is_healed: bool
+) -> None:
     positions = [world.send(b"later-%d" % at, delay_ms=10_000_000).physical_offset for at in range(3)]
     for _ in range(60):
         world.send(bytes(5_000))
     world.store.checkpoint()
     flip_in_log(world.disk, world.store, positions[1])
+    with pytest.raises(StoreError, match="they stay until the next try"):
+        world.store.delete_segments_below(world.store.appended_position)
+    assert (world.store.min_position, world.store.pending.count) == (0, 3)
+    (damage,) = world.store.damaged_ranges
+    if is_healed:
+        flip_in_log(world.disk, world.store, positions[1])
+        world.store._quarantine.replace(damage, [])
     assert world.store.delete_segments_below(world.store.appended_position) > positions[2]
-    assert "1 delayed messages are damaged, and are lost with their segment" in caplog.text
-    assert [body for body in world.deliver(10_000_001) if len(body) < 10] == [b"later-0", b"later-2"]
+    assert ("1 delayed messages are damaged, and are lost with their segment" in caplog.text) is not is_healed
+    bodies = [b"later-0", b"later-1", b"later-2"] if is_healed else [b"later-0", b"later-2"]
+    assert [body for body in world.deliver(10_000_001) if len(body) < 10] == bodies

@@ -31,6 +31,7 @@ from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker import transaction_checks, transaction_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
+from protomq_broker.store.errors import StoreError
 from protomq_broker.store.state import fresh_halves
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.state.transactions import Ending
@@ -1003,6 +1004,9 @@ def test_a_half_message_is_not_carried_forward_with_a_flipped_bit(world: World, 
     handles = [world.half(b"half-%d" % number) for number in range(2)]
     fill(world, 3 * SEGMENT)
     flip_in_log(world.disk, world.store, world.store.transactions.open_transactions()[0].half.position)
+    with pytest.raises(StoreError, match="they stay until the next try"):
+        cut_front(world)
+    assert len(world.open()) == 2
     cut_front(world)
     assert "1 half messages are damaged, and are lost with their segment" in caplog.text
     assert refusal(lambda: world.end((handles[0], COMMIT))).reason == "TRANSACTION_ENDED"
