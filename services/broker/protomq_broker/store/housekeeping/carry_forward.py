@@ -10,7 +10,7 @@ the log, and a timer of 40 days does not keep 40 days of log.
 
 The caller's thread prepares everything, the writer's thread appends it. The writer skips what has ended meanwhile.
 
-What is damaged is lost with its segment. Where the damage was found just now, all is put off until the next try: a replica may heal it first.
+What is damaged is lost with its segment. Where the damage was found just now, all is put off until the next try: a replica may heal it.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class CarryForward:
     def _check_loss(self) -> None:
         """Messages are damaged, and would be lost. Raises StoreError if the damage was found just now."""
         if self._store.damaged_ranges is not self._known_damage:
-            raise StoreError("damage was found in segments that were to be deleted: they stay until the next try, since a replica may heal it")
+            raise StoreError("segments that were to be deleted are damaged: they stay until the next try, since a replica may heal them")
 
     def tell_untold(self) -> None:
         """Appends missing records of states: of topics that are known only from their messages, or from a file of an earlier version.

@@ -17,12 +17,13 @@ from protomq.wire import record as layout
 from protomq.wire.hashing import CONTIGUOUS_MAX_BYTES, crc32c
 from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 from protomq.wire.varint_arrays import read_lengths
+from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 from .record_arrays import TAGS, opaque, tag_mismatch, windows
 from .record_scan import record_field_at
 
-TOGETHER_MIN: Final = 24
-"""Fewer records are looked at one by one: arrays cost some hundred microseconds."""
+TOGETHER_MIN: Final = 16
+"""Fewer records are looked at one by one: arrays cost some 40 microseconds."""
 _IS_FRONT: Final = np.zeros(256, np.bool_)
 _IS_FRONT[list(layout.FRONT_TAGS)] = True
 _CRC32C: Final = 2 * TAGS.index(0x7D) + 1
@@ -62,7 +63,8 @@ def _all_hold(data: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]) 
     ends = starts + sizes
     octets = np.frombuffer(data, np.uint8)
     try:
-        front_starts, front_ends = front_spans(octets, starts, ends)
+        spans = _equal_spans(data, octets, starts, sizes)
+        front_starts, front_ends = front_spans(octets, starts, ends) if spans is None else spans
     except (ValueError, IndexError):
         return False
     trailers = windows(data, opaque(layout.FIXED_TRAILER_SIZE_BYTES))[ends - layout.FIXED_TRAILER_SIZE_BYTES]
@@ -70,9 +72,33 @@ def _all_hold(data: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]) 
         return False
     crcs = trailers.view(FIXED_TRAILER_DTYPE)["crc32c"].tolist()
     # A copy of a small front costs less than a view of it.
-    source = data if int(sizes.max()) <= CONTIGUOUS_MAX_BYTES else octets
-    spans = zip(front_starts.tolist(), front_ends.tolist(), strict=True)
-    return [crc32c(source[start:end]) for start, end in spans] == crcs
+    source: Any = data if int(sizes.max()) <= CONTIGUOUS_MAX_BYTES else octets
+    spans_of_all = map(slice, front_starts.tolist(), front_ends.tolist())
+    return list(map(crc32c, map(source.__getitem__, spans_of_all))) == crcs
+
+
+def _equal_spans(
+    data: bytes, octets: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """`front_spans` of records that have the same fields of the same sizes, as those of one sender often have; None if these do not."""
+    size = int(sizes[0])
+    if np.count_nonzero(sizes != size):
+        return None
+    first = int(starts[0])
+    length, at = record_field_at(data, first, first + size)
+    if at + length != size:
+        raise ValueError("no record field")
+    heads = list(range(at))
+    front_start, limit = at, size - layout.FIXED_TRAILER_SIZE_BYTES
+    while at < limit and data[first + at] in layout.FRONT_TAGS:
+        length, behind = read_varint(data, first + at + 1, LENGTH_SIZE_MAX_BYTES)
+        heads += range(at, behind - first)
+        at = behind - first + length
+    heads.append(at)  # the tag of what follows
+    found = octets[starts[:, np.newaxis] + np.array(heads)]
+    if np.count_nonzero(found != found[0]):
+        return None
+    return starts + front_start, starts + at
 
 
 def _holds(data: bytes, start: int, end: int) -> bool:
