@@ -917,3 +917,15 @@ def test_a_message_that_came_damaged_is_sent_back_as_it_came(count: int) -> None
     assert [(copy.body, copy.crc32c) for copy in world.retries()] == [(each.body, each.crc32c) for each in messages]
     assert world.retries()[0].body == b"p0ison-00"
     assert world.store.damaged_ranges == []
+
+
+def test_what_somebody_else_has_found_damaged_is_not_given_to_be_copied() -> None:
+    """A second reader finds nothing new there: the part is in quarantine already, and no seal is asked."""
+    world = RetryWorld()
+    world.send(b"poison")
+    result = world.store.read(TOPIC, 0, 0, 1, 1_000)
+    sound = result.octets()
+    assert world.store.octets_to_copy(result) == sound
+    flip_in_log(world.disk, world.store, world.read(TOPIC)[0].physical_offset)
+    assert [world.store.octets_to_copy(result) for _ in range(2)] == [None, None]
+    assert len(world.store.damaged_ranges) == 1
