@@ -265,11 +265,11 @@ class DeadLetterService:
         if first >= end:
             return []
         count = min(end - first, SLICE_COUNT_MAX)
-        result = store.read(topic.name, QUEUE_ID, first, count, self._size_max_bytes())
+        result, data = store.read_to_copy(topic.name, QUEUE_ID, first, count, self._size_max_bytes())
         if result.status is not ReadStatus.FOUND:
             return []
         response.next_offset = min(result.next_offset, end)
-        return [_letter(field) for field in result.record_fields()]
+        return [_letter(field) for field in result.fields_of(data)]
 
     def _look_up(self, ids: Iterable[str], topic: TopicConfig, response: ReplayDeadLettersResponse) -> list[tuple[int, str]]:
         """Where the newest dead letter with each id stands, in the order of the queue."""
@@ -296,11 +296,11 @@ class DeadLetterService:
         size_max_bytes = self._size_max_bytes()
         size_bytes = 0
         for count, (offset, message_id) in enumerate(named):
-            result = self._store.read(topic.name, QUEUE_ID, offset, 1, size_max_bytes)
+            result, data = self._store.read_to_copy(topic.name, QUEUE_ID, offset, 1, size_max_bytes)
             if result.status is not ReadStatus.FOUND or result.first_offset != offset:
                 response.unknown_message_ids.append(message_id)
                 continue
-            (field,) = result.record_fields()
+            (field,) = result.fields_of(data)
             size_bytes += len(field)
             if letters and size_bytes > size_max_bytes:
                 return letters, count

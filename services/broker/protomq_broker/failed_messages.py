@@ -134,8 +134,7 @@ def find_messages(
             check_incarnation(topic, incarnation)
         done = 0
         while done < len(run):
-            result = _read(store, name, queue_id, first + done, len(run) - done, run[done], lacks_news=lacks_news)
-            data = result.octets()
+            result, data = _read(store, name, queue_id, first + done, len(run) - done, run[done], lacks_news=lacks_news)
             spans = zip(run[done:], result.starts.tolist(), result.sizes.tolist(), strict=False)
             for number, start, size in spans:
                 _check_id(number, messages[number], data, start + size)
@@ -393,11 +392,11 @@ def _runs(places: Sequence[Place]) -> list[list[int]]:
 
 def _read(
     store: Store, topic: str, queue_id: int, queue_offset: int, count: int, number: int, *, lacks_news: bool
-) -> ReadResult:
-    """Up to `count` records from an offset on, one at least. `number`: of the first in the request."""
-    result = store.read(topic, queue_id, max(queue_offset, 0), count, READ_SIZE_BYTES)
+) -> tuple[ReadResult, bytes]:
+    """Up to `count` records from an offset on, one at least, and their bytes. `number`: of the first in the request."""
+    result, data = store.read_to_copy(topic, queue_id, max(queue_offset, 0), count, READ_SIZE_BYTES)
     if result.status is ReadStatus.FOUND and result.first_offset == queue_offset:
-        return result
+        return result, data
     if lacks_news and queue_offset >= result.end_offset:
         raise replica_behind(topic, queue_id, queue_offset, result.end_offset)
     raise ServiceError(

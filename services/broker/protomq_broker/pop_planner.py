@@ -458,15 +458,15 @@ class PopPlanner:
                 if not offsets:
                     continue
             limits = Limits(DEAD_COUNT_MAX, size_max_bytes - plan.copied_size_bytes)
-            found = self._reader.open_ones(key, offsets, moved, limits)
+            found, copied = self._reader.open_ones_to_copy(key, offsets, moved, limits)
             if found.damaged:
                 self._put_off(plan, key, incarnation, found.damaged)
             if not found.results and not found.lost:
                 continue
             told = plan.told(key, incarnation)
             told.lost_runs.extend(runs_of(found.lost))
-            for given, result in found.results:
-                data, starts, sizes = result.octets(), result.starts.astype(np.int64), result.sizes.astype(np.int64)
+            for (given, result), data in zip(found.results, copied, strict=True):
+                starts, sizes = result.starts.astype(np.int64), result.sizes.astype(np.int64)
                 attempts: int | list[int] = attempt
                 if key.topic.startswith(DEAD_LETTER_PREFIX):
                     # What its record counts is of another group, as in `send_backs.py`.

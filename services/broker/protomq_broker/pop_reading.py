@@ -267,6 +267,17 @@ class PopReader:
                 at = following
         return found
 
+    def open_ones_to_copy(
+        self, key: QueueOfGroup, offsets: Sequence[int], moved: dict[int, int], limits: Limits
+    ) -> tuple[Found, list[bytes]]:
+        """As `open_ones`, with the bytes of each result, of which copies may be made."""
+        while True:
+            found = self.open_ones(key, offsets, moved, limits)
+            parts = [self._store.octets_to_copy(result) for _, result in found.results]
+            sound = [data for data in parts if data is not None]
+            if len(sound) == len(parts):
+                return found, sound
+
     def _look_ahead(
         self, key: QueueOfGroup, incarnation: int, offset: int, limits: Limits
     ) -> ReadResult | _Gap | None:

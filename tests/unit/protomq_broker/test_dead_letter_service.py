@@ -41,6 +41,7 @@ from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
 from tests.support.retry_world import GROUP, TOPIC, Call, RetryWorld, failed, id_of
+from tests.unit.protomq_broker.store.store_helpers import flip_in_log
 
 
 class ReplayWorld(RetryWorld):
@@ -490,3 +491,23 @@ def test_a_replay_right_after_a_fail_over_leaves_nothing_out(by_id: bool) -> Non
     assert refusal(lambda: world.replay(**fields)).reason == "REPLICA_BEHIND"
     world.store.positions.wait_for_replicas(False)
     assert world.replay(**fields).replayed_count == 2
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_dead_letter_in_which_a_bit_flips_is_not_replayed(by_id: bool) -> None:
+    world = ReplayWorld()
+    bodies = [b"first", b"other", b"third"]
+    for body in bodies:
+        world.die(body)
+    letters = world.dead_letters()
+    flip_in_log(world.disk, world.store, letters[1].physical_offset)
+    if by_id:
+        assert refusal(lambda: world.replay(message_ids=[id_of(letters[1])])).reason == "CORRUPT_LOG"
+        world.replay(message_ids=[id_of(letters[0]), id_of(letters[2])])
+    else:
+        assert world.replay().next_offset == 1
+        assert refusal(lambda: world.replay(begin_offset=1)).reason == "CORRUPT_LOG"
+        world.replay(begin_offset=2)
+    assert world.replayed() == [b"first", b"third"]
+    (damage,) = world.store.damaged_ranges
+    assert damage.start_position <= letters[1].physical_offset < damage.end_position

@@ -314,11 +314,11 @@ def test_retention_keeps_what_was_handed_out_after_a_reset_that_it_met() -> None
     real = PopCarrier._move
     later: list[Popped] = []
 
-    def move(self: PopCarrier, known: Any, places: Any) -> None:
+    def move(self: PopCarrier, known: Any, places: Any, check_loss: Any) -> None:
         if not later:  # It has looked at the queue, and has appended nothing yet.
             reset(broker, queue_offset=0)
             later.extend(group.pop(record_count_max=2))
-        real(self, known, places)
+        real(self, known, places, check_loss)
 
     with mock.patch.object(PopCarrier, "_move", move):
         broker.store.delete_segments_below(2 << 20)

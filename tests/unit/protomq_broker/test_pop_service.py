@@ -39,7 +39,7 @@ from protomq_broker import pop_planner, pop_reading, pop_requests, pop_service, 
 from protomq_broker.filters.errors import FilterError
 from protomq_broker.filters.filter_book import Matches
 from protomq_broker.pop_orders import PopTerms
-from protomq_broker.store.errors import DiskFullError
+from protomq_broker.store.errors import DiskFullError, StoreError
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state import popped_queue
@@ -51,6 +51,7 @@ from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
 
 from .fake_broker import ADMIN, CONSUMER, GROUP, POP, PULL, SEND, FakeBroker, told
+from .store.store_helpers import flip_in_log, read_all
 
 MINUTE_MS = 60_000
 HELD_MS = MINUTE_MS + 1
@@ -1958,7 +1959,7 @@ def test_who_waits_is_woken_when_the_copies_that_retention_has_made_may_be_read(
     broker.store.flush()
     broker.server.run()
     assert [message.body for message in messages_of(begun)] == [b"kept"]
-    broker.store._carried._pop_carrier.move_below(broker.store.appended_position)
+    broker.store._carried._pop_carrier.move_below(broker.store.appended_position, lambda: None)
     broker.clock.time_ms += HELD_MS - 1_000
     pop, other = Group(broker).begin(hold_ms=20_000), Group(broker, "other").begin(hold_ms=20_000, start=PopStart.POP_START_END)
     broker.advance(1_000)
@@ -1968,3 +1969,39 @@ def test_who_waits_is_woken_when_the_copies_that_retention_has_made_may_be_read(
         broker.server.run()
     assert [(message.body, message.attempt) for message in messages_of(pop)] == [(b"kept", 2)]
     assert not other.answered
+
+
+def flip(broker: FakeBroker, offset: int) -> None:
+    """A bit flips in a message of queue 0, and nobody knows."""
+    (region,) = broker.store.read("topic", 0, offset, 1, 1).regions
+    flip_in_log(broker.disk, broker.store, region.file.base_position + region.offset)
+
+
+def copies_in(broker: FakeBroker, topic: str) -> list[bytes]:
+    return [body for _, body in read_all(broker.store, topic)]
+
+
+def test_a_message_in_which_a_bit_flips_becomes_no_dead_letter_and_holds_up_no_other() -> None:
+    broker = filled_one_by_one(4)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    assert len(group.pop()) == 4
+    flip(broker, 1)
+    broker.advance(HELD_MS)
+    bodies_past_errors(group, 2)
+    broker.advance(1_000)
+    assert copies_in(broker, "%DLQ%group") == [b"0", b"2", b"3"]
+    assert broker.store.popped.dead_count == 3
+    assert len(broker.store.damaged_ranges) == 1
+
+
+def test_retention_keeps_no_popped_message_with_a_flipped_bit(caplog: pytest.LogCaptureFixture) -> None:
+    broker = filled_one_by_one(3)
+    assert len(Group(broker).pop()) == 3
+    flip(broker, 1)
+    with pytest.raises(StoreError, match="they stay until the next try"):
+        _retained(broker, 3)
+    assert copies_in(broker, "%RETRY%group") == []
+    _retained(broker, 3)
+    assert copies_in(broker, "%RETRY%group") == [b"0", b"2"]
+    assert "1 messages of queue 0 of topic that group has popped are damaged" in caplog.text

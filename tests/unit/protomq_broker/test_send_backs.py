@@ -21,10 +21,13 @@ from protomq.v1.group_service_pb2 import (
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import RecallMessageRequest, RecallMessageResponse
 from protomq.wire.recall_handle import RecallHandle, encode_handle
+from protomq.wire.record import RecordTemplate, encode_record_field
 from protomq.wire.topics import dead_letter_topic, retry_topic
 from protomq_broker import failed_messages, send_backs
 from protomq_broker.recalls import Recalls
 from protomq_broker.send_backs import SendBacks
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.sent_back import REMEMBERED_MS
 from protomq_broker.store.state.topics import TopicConfig
@@ -32,6 +35,7 @@ from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
 from tests.support.retry_world import GROUP, TOPIC, Call, RetryWorld, failed, id_of
+from tests.unit.protomq_broker.store.store_helpers import flip_in_log
 
 KEPT = ("body", "crc32c", "producer_id", "producer_epoch", "sequence", "born_time_ms", "key_hash")
 
@@ -866,9 +870,62 @@ def test_no_more_is_read_than_is_sent_back_at_once(monkeypatch: pytest.MonkeyPat
     messages: list[Record] = []
     while len(messages) < 30:
         messages += world.read(TOPIC, 0, len(messages))
-    read = mock.Mock(wraps=world.store.read)
-    monkeypatch.setattr(world.store, "read", read)
+    read = mock.Mock(wraps=world.store.read_to_copy)
+    monkeypatch.setattr(world.store, "read_to_copy", read)
     error = refusal(lambda: world.send_back(messages))
     assert (error.reason, error.metadata["limit_bytes"]) == ("MESSAGE_TOO_LARGE", "20000")
     assert read.call_count == 5
     assert len(world.send_back(messages[:4]).results) == 4
+
+
+@pytest.mark.parametrize("dead_letter", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 5, 40])
+def test_a_message_in_which_a_bit_flips_is_not_sent_back(count: int, dead_letter: bool) -> None:
+    world = RetryWorld()
+    for number in range(count):
+        world.send(b"poison-%02d" % number)
+    messages = world.read(TOPIC)
+    bad = messages.pop(count // 2)
+    flip_in_log(world.disk, world.store, bad.physical_offset)
+    before = world.store.appended_position
+    error = refusal(lambda: world.send_back([*messages, bad], dead_letter=dead_letter))
+    assert (error.reason, world.store.appended_position) == ("CORRUPT_LOG", before)
+    (damage,) = world.store.damaged_ranges
+    assert damage.start_position <= bad.physical_offset < damage.end_position
+    if messages:
+        world.send_back(messages, dead_letter=dead_letter)
+        world.deliver(10_001)
+        copies = world.dead_letters() if dead_letter else world.retries()
+        assert [copy.body for copy in copies] == [message.body for message in messages]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_message_that_came_damaged_is_sent_back_as_it_came(count: int) -> None:
+    """Its seal holds: it never was anything else, and waits for nobody who heals it."""
+    world = RetryWorld()
+    template = RecordTemplate(TOPIC, 7, 0)
+    records = [template.encode(b"poison-%02d" % number, number, 5) for number in range(count)]
+    fields = [encode_record_field(record) for record in records]
+    fields[0] = fields[0].replace(b"poison", b"p0ison")
+    region = prove_region(bytearray().join(fields), TOPIC, [len(record) for record in records])
+    assert region is not None
+    world.store.append([AppendRequest(region, 0)])
+    world.store.flush()
+    messages = world.read(TOPIC)
+    world.send_back(messages)
+    world.deliver(10_001)
+    assert [(copy.body, copy.crc32c) for copy in world.retries()] == [(each.body, each.crc32c) for each in messages]
+    assert world.retries()[0].body == b"p0ison-00"
+    assert world.store.damaged_ranges == []
+
+
+def test_what_somebody_else_has_found_damaged_is_not_given_to_be_copied() -> None:
+    """A second reader finds nothing new there: the part is in quarantine already, and no seal is asked."""
+    world = RetryWorld()
+    world.send(b"poison")
+    result = world.store.read(TOPIC, 0, 0, 1, 1_000)
+    sound = result.octets()
+    assert world.store.octets_to_copy(result) == sound
+    flip_in_log(world.disk, world.store, world.read(TOPIC)[0].physical_offset)
+    assert [world.store.octets_to_copy(result) for _ in range(2)] == [None, None]
+    assert len(world.store.damaged_ranges) == 1

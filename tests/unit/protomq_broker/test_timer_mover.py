@@ -23,6 +23,7 @@ from protomq.wire.topics import TIMER_TOPIC
 from protomq_broker import recalls, timer_mover
 from protomq_broker.config import BrokerConfig
 from protomq_broker.recalls import CANDIDATES_MAX
+from protomq_broker.store.errors import StoreError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.timer import recalled
 from protomq_broker.store.timer.timer import timer_record
@@ -31,7 +32,7 @@ from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
 from tests.support.delay_world import BROKER, SEGMENT, Call, World, reason
-from tests.unit.protomq_broker.store.store_helpers import open_store, read_all
+from tests.unit.protomq_broker.store.store_helpers import flip_in_log, open_store, read_all
 
 
 @pytest.fixture
@@ -677,3 +678,61 @@ def test_whatever_ends_it_each_message_is_delivered_once_or_recalled(ends: str) 
         if ended:
             return
     raise AssertionError("the work never came to its end")
+
+
+@pytest.mark.parametrize("count", [3, 60])
+def test_a_message_in_which_a_bit_flips_while_it_waits_is_not_delivered_and_holds_up_nothing(count: int) -> None:
+    world = World().start()
+    bodies = [b"later-%02d" % at for at in range(count)]
+    positions = [world.send(body, delay_ms=1_000).physical_offset for body in bodies]
+    flip_in_log(world.disk, world.store, positions[1])
+    assert sorted(world.deliver(1_001)) == [bodies[0], *bodies[2:]]
+    (damage,) = world.store.damaged_ranges
+    assert damage.start_position <= positions[1] < damage.end_position
+    assert world.mover.unreadable_count == 1
+
+
+def test_a_trailer_in_which_a_bit_flips_holds_up_nothing(world: World) -> None:
+    positions = [world.send(b"later-%d" % at, delay_ms=1_000).physical_offset for at in range(3)]
+    record = world.store.record_at(positions[1])
+    assert record is not None
+    flip_in_log(world.disk, world.store, positions[1], at=3 + len(record) - layout.STAMP_SIZE_BYTES)
+    assert sorted(world.deliver(1_001)) == [b"later-0", b"later-2"]
+
+
+@pytest.mark.parametrize("count", [3, 60])
+def test_a_message_that_came_damaged_is_delivered_as_it_came(world: World, count: int) -> None:
+    template = layout.RecordTemplate("topic", 7, 0)
+    records = [template.encode(b"later-%02d" % at, at, 5) for at in range(count)]
+    records[1] = records[1].replace(b"later", b"l8ter")
+    request = SendRequest(topic="topic", queue_id=0, delay_ms=2_000)
+    request.record_sizes.extend(map(len, records))
+    call = Call(request)
+    call.payload = b"".join(map(layout.encode_record_field, records)) + call.payload
+    world.service.send([call])  # type: ignore[list-item]
+    assert SendResponse.FromString(call.outcome).record_count == count
+    delivered = world.deliver(2_001)
+    assert (len(delivered), delivered[:2]) == (count, [b"later-00", b"l8ter-01"])
+    assert world.store.damaged_ranges == []
+
+
+@pytest.mark.parametrize("is_healed", [False, True])
+def test_what_is_pending_is_not_carried_forward_with_a_flipped_bit(
+    world: World, caplog: pytest.LogCaptureFixture, is_healed: bool
+) -> None:
+    positions = [world.send(b"later-%d" % at, delay_ms=10_000_000).physical_offset for at in range(3)]
+    for _ in range(60):
+        world.send(bytes(5_000))
+    world.store.checkpoint()
+    flip_in_log(world.disk, world.store, positions[1])
+    with pytest.raises(StoreError, match="they stay until the next try"):
+        world.store.delete_segments_below(world.store.appended_position)
+    assert (world.store.min_position, world.store.pending.count) == (0, 3)
+    (damage,) = world.store.damaged_ranges
+    if is_healed:
+        flip_in_log(world.disk, world.store, positions[1])
+        world.store._quarantine.replace(damage, [])
+    assert world.store.delete_segments_below(world.store.appended_position) > positions[2]
+    assert ("1 delayed messages are damaged, and are lost with their segment" in caplog.text) is not is_healed
+    bodies = [b"later-0", b"later-1", b"later-2"] if is_healed else [b"later-0", b"later-2"]
+    assert [body for body in world.deliver(10_000_001) if len(body) < 10] == bodies

@@ -31,6 +31,7 @@ from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker import transaction_checks, transaction_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
+from protomq_broker.store.errors import StoreError
 from protomq_broker.store.state import fresh_halves
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.state.transactions import Ending
@@ -46,6 +47,7 @@ from tests.support.transaction_world import (
     World,
     checks_of,
 )
+from tests.unit.protomq_broker.store.store_helpers import flip_in_log
 
 
 @pytest.fixture
@@ -982,3 +984,31 @@ def test_what_transactions_cost_follows_what_is_open_and_not_what_has_ended(monk
     assert many == pytest.approx(few, rel=0.02)
     # A start reads the endings that are remembered (the newest 100,000), and not their messages: 330 bytes of log each.
     assert (many_bytes - few_bytes) / 4_500 < 64
+
+
+def test_a_half_message_in_which_a_bit_flips_is_neither_committed_nor_expires(world: World) -> None:
+    handles = [world.half(b"half-%d" % number) for number in range(3)]
+    world.restart()  # or else what was sent just now need not be read
+    flip_in_log(world.disk, world.store, world.store.transactions.open_transactions()[0].half.position)
+    results = world.end((handles[0], COMMIT), (handles[1], COMMIT))
+    assert [result.error_reason for result in results] == ["CORRUPT_LOG", ""]
+    assert world.delivered() == [b"half-1"]
+    for _ in range(40):
+        world.turns(30_000)
+    assert (len(world.open()), world.delivered(EXPIRED_TOPIC)) == (1, [b"half-2"])
+    world.end((handles[0], ROLL_BACK))
+    assert world.open() == []
+
+
+def test_a_half_message_is_not_carried_forward_with_a_flipped_bit(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    handles = [world.half(b"half-%d" % number) for number in range(2)]
+    fill(world, 3 * SEGMENT)
+    flip_in_log(world.disk, world.store, world.store.transactions.open_transactions()[0].half.position)
+    with pytest.raises(StoreError, match="they stay until the next try"):
+        cut_front(world)
+    assert len(world.open()) == 2
+    cut_front(world)
+    assert "1 half messages are damaged, and are lost with their segment" in caplog.text
+    assert refusal(lambda: world.end((handles[0], COMMIT))).reason == "TRANSACTION_ENDED"
+    world.end((handles[1], COMMIT))
+    assert world.delivered() == [b"half-1"]

@@ -274,6 +274,8 @@ class Store:
         self.store_time_of = reader.store_time_of
         self.record_at = reader.record_at
         self.read_records = reader.read_records
+        self.read_to_copy = reader.read_to_copy
+        self.octets_to_copy = reader.octets_to_copy
         self.entries_at = reader.entries_at
         self.entries_together = reader.entries_together
         self.is_repaired = reader.is_repaired

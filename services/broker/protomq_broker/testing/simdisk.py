@@ -244,6 +244,10 @@ class SimDisk(Disk):
                 content[bit // 8] ^= 1 << bit % 8
         file.harm(bit // 8, bit // 8 + 1)
 
+    def flip_bit_in_cache(self, path: str, bit: int) -> None:
+        """Damages one bit in the cache alone: no page leaves it, so nothing tells that another bit stands there."""
+        self._names[path].cached[bit // 8] ^= 1 << bit % 8
+
     def overwrite(self, path: str, offset: int, data: bytes) -> None:
         """Puts other bytes into a file, in the cache and on the platter."""
         file = self._names[path]

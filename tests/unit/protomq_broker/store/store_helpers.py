@@ -93,3 +93,9 @@ def read_all_until_damage(store: Store, queue_id: int) -> list[tuple[int, bytes]
         if result.status is not ReadStatus.FOUND:
             return found
         found += [(result.first_offset + index, b"") for index in range(result.record_count)]
+
+
+def flip_in_log(disk: SimDisk, store: Store, position: int, at: int = 5) -> None:
+    """Damages one bit of a record in the page cache: of the first octet of its body, unless `at` says another octet."""
+    path = store._folder.path_at(position)
+    disk.flip_bit_in_cache(path, (position % store._folder.segment_size_bytes + at) * 8)

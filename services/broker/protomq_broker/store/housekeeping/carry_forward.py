@@ -9,6 +9,8 @@ the log, and a timer of 40 days does not keep 40 days of log.
     log start                                                         a record: the log begins at the cut; then segments may go
 
 The caller's thread prepares everything, the writer's thread appends it. The writer skips what has ended meanwhile.
+
+What is damaged is lost with its segment. Where the damage was found just now, all is put off until the next try: a replica may heal it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from protomq_broker.store.errors import AppendTooLargeError, StoreError
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.commit_log import Reserve
 from protomq_broker.store.log.positions import Positions
-from protomq_broker.store.log.recovery import chain_at_end
+from protomq_broker.store.log.recovery import DamagedRange, chain_at_end
 from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.store.state.half_copies import (
     CARRIED_COUNT,
@@ -60,6 +62,9 @@ class CarriedStore(Protocol):
     timer: TimerState
     transactions: Transactions
     positions: Positions
+
+    @property
+    def damaged_ranges(self) -> Sequence[DamagedRange]: ...
 
     @property
     def append_size_max_bytes(self) -> int: ...
@@ -106,15 +111,17 @@ class CarryForward:
         self._front = front
         self._pop_carrier = pop_carrier
         self._on_writer = on_writer
+        self._known_damage = store.damaged_ranges
 
     def forward(self, cut: int) -> None:
         """Appends again what is alive before `cut`, and syncs it. Then it appends, durably, the record that the log begins at `cut`.
 
         Raises StoreError if that fails; then nothing may be deleted.
         """
+        self._known_damage = self._store.damaged_ranges
         self._carry_pending(cut)
         self._carry_halves(cut)
-        self._pop_carrier.move_below(cut)
+        self._pop_carrier.move_below(cut, self._check_loss)
         for machine in self._machines:
             for carry in machine.carry(cut):
                 self._on_writer(partial(self._carry, machine.topic, carry))
@@ -123,6 +130,11 @@ class CarryForward:
         start = self._front.start_record(cut, crc)
         self._on_writer(partial(self._carry, self._front.topic, Carrier(lambda _: start, ())))
         self._sync()
+
+    def _check_loss(self) -> None:
+        """Messages are damaged, and would be lost. Raises StoreError if the damage was found just now."""
+        if self._store.damaged_ranges is not self._known_damage:
+            raise StoreError("segments that were to be deleted are damaged: they stay until the next try, since a replica may heal them")
 
     def tell_untold(self) -> None:
         """Appends missing records of states: of topics that are known only from their messages, or from a file of an earlier version.
@@ -167,6 +179,7 @@ class CarryForward:
                         part, store.read_records, store.has_topic_of, keeps_due_times=True
                     )
                     if len(copies.unreadable):
+                        self._check_loss()
                         log.error(
                             "%d delayed messages are damaged, and are lost with their segment",
                             len(copies.unreadable),
@@ -211,6 +224,7 @@ class CarryForward:
         if copies.halves:
             bodies.append(transactions.carried_record([half.key for half in copies.halves]))
         if copies.unreadable:
+            self._check_loss()
             log.error(
                 "%d half messages are damaged, and are lost with their segment: their transactions expire",
                 len(copies.unreadable),

@@ -66,11 +66,14 @@ class PopCarrier:
         self._append_moved = append_moved
         self._size_max_bytes = min(MOVED_SIZE_MAX_BYTES, append_size_max_bytes // 4)
 
-    def move_below(self, cut: int) -> None:
-        """Moves the open messages whose record stands before `cut`. Raises what an append raises."""
+    def move_below(self, cut: int, check_loss: Callable[[], None]) -> None:
+        """Moves the open messages whose record stands before `cut`. Raises what an append raises.
+
+        `check_loss` is called before messages that are damaged are given up, and may raise instead.
+        """
         for listed in self._popped.queues():
             while (known := self._present(listed)) is not None and (places := self._places_below(known, cut)):
-                self._move(known, self._first(places))
+                self._move(known, self._first(places), check_loss)
 
     def _present(self, known: OpenMessages) -> OpenMessages | None:
         """The queue as it is now: it may have been reset. None if its topic or its group is gone."""
@@ -90,7 +93,7 @@ class PopCarrier:
         places = [_place(offset, queue, at) for offset, queue, at in gone if queue is not None]
         return sorted(places, key=lambda place: place.position)
 
-    def _move(self, known: OpenMessages, places: Sequence[_Place]) -> None:
+    def _move(self, known: OpenMessages, places: Sequence[_Place], check_loss: Callable[[], None]) -> None:
         positions = np.array([place.position for place in places], np.int64)
         sizes = np.array([place.size for place in places], np.int64)
         data, starts, is_sound = self._read_records(positions, sizes)
@@ -105,6 +108,7 @@ class PopCarrier:
             kept = dict(zip(sound, times_ms.tolist(), strict=True))
         lost = sorted({place.offset for place in places} - kept.keys())
         if lost:
+            check_loss()
             log.error(
                 "%d messages of queue %d of %s that %s has popped are damaged, and are lost with their segment",
                 len(lost), known.key.queue_id, known.key.topic, known.key.group,

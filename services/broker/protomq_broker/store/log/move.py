@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -28,6 +28,7 @@ from .append import MoreKey, RecordRegion
 from .move_alike import ALIKE_MIN, move_alike, rows_of
 from .move_one import move_one
 from .record_arrays import opaque, topic_field_of, trailer_dtype, windows
+from .record_crcs import front_spans
 from .record_scan import hashes_of_more_keys, record_head
 from .transit import KEPT_FLAGS, ORIGIN, origins_of, raised_transit, transit_head, transit_tail
 
@@ -35,9 +36,6 @@ ReadRecords = Callable[
     [NDArray[np.int64], NDArray[np.int64]], tuple[bytes, NDArray[np.int64], NDArray[np.bool_]]
 ]
 """As `LogReader.read_records`: who makes copies reads what is to be moved."""
-
-_IS_FRONT: Final = np.zeros(256, np.bool_)
-_IS_FRONT[list(layout.FRONT_TAGS)] = True
 
 
 def move_records(
@@ -94,7 +92,7 @@ def move_records(
     octets = np.frombuffer(data, np.uint8)
     ends = starts + sizes
     try:
-        front_starts, front_ends = _fronts(octets, starts, ends)
+        front_starts, front_ends = front_spans(octets, starts, ends)
         trailers = windows(data, opaque(layout.FIXED_TRAILER_SIZE_BYTES))[
             ends - layout.FIXED_TRAILER_SIZE_BYTES
         ].view(FIXED_TRAILER_DTYPE)
@@ -238,26 +236,6 @@ def _region(
         flags=kind | (layout.FLAG_DUE_TIME if due_times_ms is not None else 0),
         identities=identities,
     )
-
-
-def _fronts(
-    octets: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where fields 1 to 5 of each record begin and end. Field by field, of all records at a time. Raises ValueError, IndexError."""
-    sizes, front_starts = read_lengths(octets, starts + 1)
-    if (octets[starts] != layout.RECORD_TAG).any() or (front_starts + sizes != ends).any():
-        raise ValueError("no record field")
-    limits = ends - layout.FIXED_TRAILER_SIZE_BYTES
-    cursor = front_starts.copy()
-    rows = np.arange(len(starts))
-    while True:
-        rows = rows[_IS_FRONT[octets[cursor[rows]]]]
-        if not len(rows):
-            return front_starts, cursor
-        sizes, positions = read_lengths(octets, cursor[rows] + 1)
-        cursor[rows] = positions + sizes
-        if (cursor[rows] >= limits[rows]).any():
-            raise ValueError("a field that ends outside of its record")
 
 
 def _tails(

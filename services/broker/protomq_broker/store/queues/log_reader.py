@@ -4,6 +4,8 @@ Rules:
 - Nothing at or beyond the readable position is given to anybody; it is taken once, first.
 - Nothing is given that is not known to hold (`checked_log.py`), nor for another message than it says it is (`stamp_check.py`).
   Where a read finds damage, that range is put into quarantine, and it looks again.
+- What is read to be copied holds by its own CRC, too (`record_crcs.py`): the copy gets a seal of its own. If it does not, the seals are
+  asked again. Where they hold, the record came so from its producer, and stays what it is.
 - Readers get nothing of a damaged range. A read that would begin there raises CorruptLogError with the offset to go on at; one
   that begins before it ends there.
 - Any thread may call. A segment that is deleted meanwhile stays open through the result.
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from protomq.wire.record import STORE_TIME_MS_AT, encode_record_field
 from protomq_broker.store.errors import CorruptLogError, LostMessage
 from protomq_broker.store.log.checked_log import CheckedLog
+from protomq_broker.store.log.record_crcs import wrong_records
 from protomq_broker.store.log.record_scan import record_field_at
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.log.segment import SegmentFile, SegmentFolder
@@ -157,6 +160,48 @@ class LogReader:
         if damage is not None:
             self._quarantine.add(damage)
         return damage is None
+
+    def read_to_copy(
+        self, topic: str, queue_id: int, queue_offset: int, record_count_max: int, size_max_bytes: int
+    ) -> tuple[ReadResult, bytes]:
+        """As `read`, with the bytes of the regions, of which copies may be made."""
+        while True:
+            result = self.read(topic, queue_id, queue_offset, record_count_max, size_max_bytes)
+            data = self.octets_to_copy(result)
+            if data is not None:
+                return result, data
+
+    def octets_to_copy(self, result: ReadResult) -> bytes | None:
+        """The bytes of the regions, of which copies may be made; None if they are damaged, or gone. Then the next `read` says so."""
+        proved: list[bytes] = []
+        while True:
+            data = result.octets()
+            rows = wrong_records(data, result.starts, result.sizes)
+            starts, sizes = result.starts[rows].astype(np.int64), result.sizes[rows].astype(np.int64)
+            wrong = [data[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+            if wrong == proved:
+                return data
+            regions = [(region.file.base_position + region.offset, region.size_bytes) for region in result.regions]
+            positions = _positions_at(starts, regions)
+            self._ask_the_seals(positions, sizes)
+            if not self._are_there(positions, sizes).all():
+                return None
+            proved = wrong
+
+    def _ask_the_seals(self, positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        """Records at rising positions were read that do not hold: puts the damage there, if that is why, into quarantine."""
+        spans = list(zip(positions.tolist(), sizes.tolist(), strict=True))
+        for position, size_bytes in spans:
+            self._checked.doubt(position, position + size_bytes)
+        while (damage := self._checked.find_damage(spans)) is not None:
+            self._quarantine.add(damage)
+
+    def _are_there(self, positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which records are neither deleted nor in quarantine."""
+        is_there = positions >= self._folder.first_position
+        for damage in self._quarantine.ranges:
+            is_there &= (positions + sizes <= damage.start_position) | (positions >= damage.end_position)
+        return is_there
 
     def entries_at(
         self, topic: str, queue_id: int, queue_offsets: NDArray[np.int64]
@@ -331,10 +376,7 @@ class LogReader:
         """Compares what entries say that were read from files with what the records say; ConsumeQueueDamagedError if they do not agree."""
         data = b"".join(region.file.read(region.offset, region.size_bytes) for region in regions)
         starts, sizes = selection.starts.astype(np.int64), selection.sizes.astype(np.int64)
-        bases = np.array([position for position, _ in selection.regions], np.int64)
-        ends = np.cumsum([size for _, size in selection.regions])
-        index = np.searchsorted(ends, starts, "right")
-        positions = starts + (bases - np.concatenate(([0], ends[:-1])))[index]
+        positions = _positions_at(starts, selection.regions)
         first, count = selection.first_offset, selection.record_count
         offsets = np.arange(first, first + count)
         if selection.queue_offsets is not None:
@@ -421,15 +463,27 @@ class LogReader:
     ) -> tuple[bytes, NDArray[np.int64], NDArray[np.bool_]]:
         """The record fields at rising positions: (bytes in which they stand, where each begins there, which of them are there and hold).
 
-        Those that are gone or damaged begin nowhere.
+        Copies may be made of them. Those that are gone or damaged begin nowhere.
         """
-        is_sound = positions >= self._folder.first_position
+        proved: list[bytes] = []
+        while True:
+            data, starts, is_sound = self._read_records(positions, sizes)
+            there = np.flatnonzero(is_sound)
+            rows = there[wrong_records(data, starts[there], sizes[there])]
+            spans = zip(starts[rows].tolist(), sizes[rows].tolist(), strict=True)
+            wrong = [data[start : start + size] for start, size in spans]
+            if wrong == proved:
+                return data, starts, is_sound
+            self._ask_the_seals(positions[rows], sizes[rows])
+            proved = wrong
+
+    def _read_records(
+        self, positions: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[bytes, NDArray[np.int64], NDArray[np.bool_]]:
+        """As `read_records`, by the seals alone."""
         segment_size = self._folder.segment_size_bytes
         while True:
-            for damage in self._quarantine.ranges:
-                is_sound &= (positions + sizes <= damage.start_position) | (
-                    positions >= damage.end_position
-                )
+            is_sound = self._are_there(positions, sizes)
             holds = np.count_nonzero(is_sound) == len(is_sound)
             at, lengths = (positions, sizes) if holds else (positions[is_sound], sizes[is_sound])
             breaks = at[1:] - (at[:-1] + lengths[:-1]) > _GAP_SIZE_MAX_BYTES
@@ -451,7 +505,7 @@ class LogReader:
             segment = self._folder.at(start)
             data = segment.read(start - segment.base_position, size_bytes) if segment else b""
             if len(data) < size_bytes:  # deleted since we looked
-                return self.read_records(positions, sizes)
+                return self._read_records(positions, sizes)
             found[first:last] = at[first:last] - start + end
             parts.append(data)
             end += size_bytes
@@ -508,6 +562,17 @@ class LogReader:
         return int.from_bytes(
             segment.read(position + size + STORE_TIME_MS_AT - segment.base_position, 8), "little"
         )
+
+
+def _positions_at(starts: NDArray[np.int64], regions: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Where in the log stands what begins at `starts` of regions (position, size) that are put one behind the other."""
+    if not len(starts):
+        return starts
+    bases = np.array([position for position, _ in regions], np.int64)
+    ends = np.cumsum([size for _, size in regions])
+    index = np.searchsorted(ends, starts, "right")
+    positions: NDArray[np.int64] = starts + (bases - np.concatenate(([0], ends[:-1])))[index]
+    return positions
 
 
 def _first_lost(queue: ConsumeQueue, queue_offset: int, end_offset: int) -> int | None:

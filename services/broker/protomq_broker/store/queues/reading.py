@@ -70,7 +70,10 @@ class ReadResult:
 
     def record_fields(self) -> list[bytes]:
         """The record fields found, with tag and length. A seal may stand between two of them in a region: it is left out."""
-        data = self.octets()
+        return self.fields_of(self.octets())
+
+    def fields_of(self, data: bytes) -> list[bytes]:
+        """The record fields in the bytes of the regions."""
         spans = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
         return [data[start : start + size] for start, size in spans]
 
