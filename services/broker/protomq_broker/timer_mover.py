@@ -66,7 +66,7 @@ class TimerMover:
         self._log_time = log_time
         self._stopping = threading.Event()
         self._seen_position = store.appended_position
-        self._left_quarantine_count = store.left_quarantine_count  # when what is set aside was looked at last
+        self._left_quarantine_count = -1  # when it last looked at what is set aside; another mover may have set that aside
         self._thread = threading.Thread(target=self._run, name="protomq-timer", daemon=True)
         self.has_more = False
         """Whether more was due than the last batch took."""
