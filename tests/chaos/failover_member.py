@@ -697,8 +697,8 @@ class Member:
         letters = DeadLetterService(store, writer, permit, changes, clock)
         nobody: Any = None
         admin = AdminService(
-            store, config, clock, broker_name=NAME, version="1", lane_status=list, announce=lambda: None, write_refusal=lambda: "",
-            commits=nobody, members=nobody, a_member=lambda _: "", permit=permit, changes=changes,
+            store, config, broker_name=NAME, version="1", start_time_ms=0, lane_status=list, announce=lambda: None,
+            write_refusal=lambda: "", commits=nobody, members=nobody, a_member=lambda _: "", permit=permit, changes=changes,
         )  # fmt: skip
         server = self.server = self._server(
             (ha, "HaService", replication.service),

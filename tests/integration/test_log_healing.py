@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import grpc
 import pytest
 
 from protomq import Admin
-from tests.support.ha_brokers import SEGMENT_SIZE_BYTES, HaBroker, pair, running
+from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import SendRequest
+from protomq.v1.send_service_pb2_grpc import SendServiceStub
+from tests.support.ha_brokers import SEGMENT_SIZE_BYTES, TOPIC, HaBroker, pair, running
 from tests.support.namesrv import running_namesrv
 from tests.support.waiting import PATIENCE_S, wait_for
 
 from .test_backup import bodies
 
 
-def flip(broker: HaBroker, position: int) -> None:
-    """Changes one octet of the log on the disk."""
+def flip(broker: HaBroker, position: int) -> Path:
+    """Changes one octet of the log on the disk. Returns the file."""
     path = broker.folder / "commitlog" / f"{position - position % SEGMENT_SIZE_BYTES:020d}"
     with path.open("r+b") as file:
         file.seek(position % SEGMENT_SIZE_BYTES)
         octet = file.read(1)[0]
         file.seek(-1, 1)
         file.write(bytes([octet ^ 0x10]))
+    return path
 
 
 @pytest.mark.long
@@ -57,3 +62,24 @@ def test_damage_is_healed_from_the_other_one_while_both_serve(damaged: str, tmp_
             if damaged == "master":
                 (state,) = states
                 assert (state.healed_log_ranges, state.log_damages) == (2, ())
+
+
+def test_a_delayed_message_that_is_damaged_when_it_falls_due_is_delivered_after_the_healing(tmp_path: Path) -> None:
+    with running_namesrv() as namesrv:
+        master, slave = pair(tmp_path, namesrv=[str(namesrv.remoting)])
+        with running(master, slave):
+            master.send_ok(b"before")
+            slave.wait_for_all_of(master)
+            later = SendRequest(topic=TOPIC, queue_id=0, records=[Record(body=b"later")], delay_ms=5_000)
+            with grpc.insecure_channel(master.address.grpc_address) as channel:
+                position = SendServiceStub(channel).Send(later, timeout=PATIENCE_S).physical_offset
+            # Then nobody writes to its segment any more, and the file's time says that somebody did.
+            for _ in range(2):
+                master.send_ok(*[bytes(20_000)] * 120)
+            slave.wait_for_all_of(master)
+            segment = flip(master, position + 4)
+            soon_s = segment.stat().st_mtime + 60
+            os.utime(segment, (soon_s, soon_s))
+            wait_for(lambda: "1 delayed messages cannot be read" in master.log_text(), PATIENCE_S)
+            wait_for(lambda: "are healed from a" in master.log_text(), PATIENCE_S)
+            wait_for(lambda: b"later" in bodies(master), PATIENCE_S)

@@ -73,7 +73,6 @@ from .topic_access import (
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallContext
-    from protomq_runtime.clock import Clock
 
     from .config import BrokerConfig
     from .group_members import GroupMembers
@@ -110,10 +109,10 @@ class AdminService:
         self,
         store: Store,
         config: BrokerConfig,
-        clock: Clock,
         *,
         broker_name: str,
         version: str,
+        start_time_ms: int,
         lane_status: Callable[[], Sequence[LaneStatus]],
         announce: Callable[[], None],
         write_refusal: Callable[[], str],
@@ -135,7 +134,7 @@ class AdminService:
         self._a_member = a_member
         self._permit = permit
         self._changes = changes
-        self._start_time_ms = clock.now_ms()
+        self._start_time_ms = start_time_ms
 
     @drained
     def create_topic(self, calls: list[Call]) -> None:

@@ -151,16 +151,18 @@ class Broker:
         on_truncated: Callable[[], None] = lambda: None,
         election: Election | None = None,
         store: Store | None = None,
+        start_time_ms: int | None = None,
     ) -> None:
         """`on_truncated`: called on a slave when its log must be truncated to a prefix of its master's, so its store must be opened again.
         `election`: given where brokers elect their master. `store`: one that is open, and leads or follows as the role says, given up by
-        another broker (`close`); None: it is opened here.
+        another broker (`close`); None: it is opened here. `start_time_ms`: when the process started; None: now.
         """
         self._election = election
         leadership = election.leadership if election is not None else None
         self.config = config
         self.name = broker_name_of(config)
         self._clock = clock
+        self._start_time_ms = clock.now_ms() if start_time_ms is None else start_time_ms
         self._name_servers = tuple(name_servers)
         self._permit = WritePermit()
         self._writer = SystemWriter(self._permit)
@@ -309,9 +311,9 @@ class Broker:
         self._admin = AdminService(
             self.store,
             config,
-            clock,
             broker_name=self.name,
             version=version,
+            start_time_ms=self._start_time_ms,
             lane_status=self._lane_status,
             announce=self._announce,
             write_refusal=self._write_refusal,
@@ -322,7 +324,6 @@ class Broker:
             changes=changes,
         )
         self._server: Server | None = None
-        self._start_time_ms = clock.now_ms()
         # The lock protects the next two fields: a start that was given up may still be running for a while.
         self._registering = threading.Lock()
         self._registration: BrokerRegistration | None = None

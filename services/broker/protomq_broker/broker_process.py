@@ -47,11 +47,13 @@ class BrokerProcess:
         on_truncated: Callable[[], None] = lambda: None,
         election: Election | None = None,
         store: Store | None = None,
+        start_time_ms: int | None = None,
     ) -> None:
         """Opens the store, after a test that all ports are free. Raises OSError for a port that is not; then no store is created. Raises
         ServiceError NAME_TAKEN where a member of an election is to lead by a fixed role beside the others; then nothing has changed.
 
-        `table`, `lanes` and `name_servers` are those of other services in this process. `on_truncated`, `election`, `store`: see Broker.
+        `table`, `lanes` and `name_servers` are those of other services in this process. `on_truncated`, `election`, `store`,
+        `start_time_ms`: see Broker.
         """
         if store is None:
             check_can_listen(_listen_addresses(config))
@@ -68,6 +70,7 @@ class BrokerProcess:
             on_truncated,
             election,
             store,
+            start_time_ms,
         )
         table = table or DispatchTable()
         self.broker.add_services(table)

@@ -50,7 +50,7 @@ from protomq_ha.leadership_values import (
     TailSettled,
 )
 from protomq_ha.roles import BrokerRole
-from protomq_runtime.clock import boottime_ms
+from protomq_runtime.clock import SystemClock, boottime_ms
 from protomq_runtime.errors import Code, ServiceError
 
 from .broker import Election
@@ -142,6 +142,7 @@ class ElectedBroker:
         self._other_looks = 0
         """How many looks in a row found the disk other than the election knows it."""
         self._healed_reopens = HealedReopens()
+        self._start_time_ms = SystemClock().now_ms()
         etcd = config.etcd
         prefix = f"{etcd.prefix}/{config.cluster}/{config.broker_name}"
         self.leadership = LeadershipDriver(HttpEtcd(etcd.urls, prefix), boottime_ms, self._do_soon, config.broker_id)
@@ -265,6 +266,7 @@ class ElectedBroker:
             on_truncated=self._truncated,
             election=Election(self.leadership, epoch),
             store=store,
+            start_time_ms=self._start_time_ms,
         )
         process.set_on_fatal(self._on_fatal)
         return process

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from protomq_runtime.clock import SystemClock
+
 from .broker_process import REFUSED_GRACE_S, BrokerProcess, with_ports_of
 from .config import BrokerConfig
 from .failed_opens import FailedOpens
@@ -36,7 +38,11 @@ class ReopenedBroker:
         self._is_open = True
         """Whether `process` has not been stopped."""
         self._reopening: asyncio.Task[None] | None = None
-        self.process = BrokerProcess(config, on_truncated=self._reopen_soon)
+        self._start_time_ms = SystemClock().now_ms()
+        self.process = self._make(config)
+
+    def _make(self, config: BrokerConfig) -> BrokerProcess:
+        return BrokerProcess(config, on_truncated=self._reopen_soon, start_time_ms=self._start_time_ms)
 
     def set_on_fatal(self, on_fatal: Callable[[BaseException], None]) -> None:
         """Implements the hook of protomq_runtime.lifecycle."""
@@ -82,7 +88,7 @@ class ReopenedBroker:
                     self._is_open = False
                     await self.process.stop(REFUSED_GRACE_S)
                 before = self.process.broker.store
-                self.process = BrokerProcess(config, on_truncated=self._reopen_soon)
+                self.process = self._make(config)
                 self.process.broker.store.go_on_counting(before)
                 self.process.set_on_fatal(self._on_fatal)
                 await self.process.start()

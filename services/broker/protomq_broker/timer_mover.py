@@ -9,7 +9,8 @@ Rules:
 - A batch that took all that was due is followed by a longer pause: a few large batches cost less than many small ones.
 - A batch is prepared again, not appended, if meanwhile one of its messages was recalled or carried forward, or a topic was deleted.
 - A message whose queue takes no more messages, since its topic has fewer now, goes to another one (`topic_access.keep_to_queues`).
-- A record that cannot be read is left out and logged; its message waits for the next start, which looks again.
+- A record that cannot be read is left out and logged; its message is set aside. A part of the log may leave quarantine, healed or deleted.
+  Then what stands in no damage any more is looked at again. The next start looks at all of it.
 - What cannot be appended (a full disk) is tried again.
 """
 
@@ -65,6 +66,7 @@ class TimerMover:
         self._log_time = log_time
         self._stopping = threading.Event()
         self._seen_position = store.appended_position
+        self._left_quarantine_count = -1  # when it last looked at what is set aside; another mover may have set that aside
         self._thread = threading.Thread(target=self._run, name="protomq-timer", daemon=True)
         self.has_more = False
         """Whether more was due than the last batch took."""
@@ -115,6 +117,7 @@ class TimerMover:
         self.has_more = False
         if not store.pending.count:
             return False
+        self._take_back()
         with store.timer.watch() as watch:
             due = store.pending.due(self._log_time.now_ms(), BATCH_COUNT_MAX)
             if not len(due):
@@ -156,6 +159,19 @@ class TimerMover:
             late_ms = np.maximum(now_ms - copies.rows["due_ms"].astype(np.int64), 0)
             self.lateness.observe_all(late_ms / 1_000)
         add_missing_topics(self._store, copies.requests)
+
+    def _take_back(self) -> None:
+        """What was set aside falls due again, where the log is healed or gone. What heals while a batch is prepared, the next look sees."""
+        store = self._store
+        left_count = store.left_quarantine_count
+        if left_count == self._left_quarantine_count:
+            return
+        start = store.min_position
+        damaged = [(max(each.start_position, start), each.end_position) for each in store.damaged_ranges]
+        count = store.pending.take_back(damaged)
+        self._left_quarantine_count = left_count
+        if count:
+            log.warning("%d delayed messages that could not be read are looked at again: their parts of the log are healed or gone", count)
 
     def _leave_aside(self, rows: NDArray[Any]) -> None:
         if not len(rows):

@@ -262,9 +262,9 @@ class FakeBroker:
         return AdminService(
             self.store,
             config,
-            self.clock,
             broker_name="b",
             version="1",
+            start_time_ms=self.clock.now_ms(),
             lane_status=list,
             announce=announce,
             write_refusal=lambda: self.store.write_refusal,

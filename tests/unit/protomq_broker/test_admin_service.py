@@ -61,9 +61,9 @@ def service_of(store: Store, clock: ManualClock) -> AdminService:
     return AdminService(
         store,
         BrokerConfig(),
-        clock,
         broker_name="b",
         version="1",
+        start_time_ms=clock.now_ms(),
         lane_status=list,
         announce=lambda: None,
         write_refusal=lambda: "",

@@ -587,3 +587,19 @@ def test_a_loop_that_closes_ends_no_thread_that_has_something_for_it() -> None:
     broker._loop = SimpleNamespace(is_closed=lambda: False, call_soon_threadsafe=refuse)  # type: ignore[assignment]
     broker._do_soon(StopLeading())
     assert broker._todo.empty()
+
+
+def test_who_takes_the_lead_has_started_when_its_process_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    started_ms: list[int] = []
+
+    def make(config: BrokerConfig, *, start_time_ms: int, **_: object) -> Any:
+        started_ms.append(start_time_ms)
+        return SimpleNamespace(broker=SimpleNamespace(store=SimpleNamespace(root=ROOT)), set_on_fatal=lambda _: None)
+
+    times_ms = iter([1_000, 2_000, 3_000])
+    monkeypatch.setattr(elected_broker, "BrokerProcess", make)
+    monkeypatch.setattr(elected_broker, "SystemClock", lambda: SimpleNamespace(now_ms=lambda: next(times_ms)), raising=False)
+    monkeypatch.setattr(elected_broker, "HttpEtcd", lambda *_: None)
+    broker = ElectedBroker(BrokerConfig(broker_name="b", broker_role="SYNC_MASTER", broker_id=1, etcd=EtcdConfig(("http://e:1",))))
+    broker._make(broker._config, 5)
+    assert started_ms == [1_000, 1_000]

@@ -23,13 +23,14 @@ class _Process:
     refusals: ClassVar[list[OSError]] = []
     refused: ClassVar[asyncio.Event]
 
-    def __init__(self, config: BrokerConfig, *, on_truncated: Callable[[], None]) -> None:
+    def __init__(self, config: BrokerConfig, *, on_truncated: Callable[[], None], start_time_ms: int) -> None:
         if self.made and self.refusals:
             self.refused.set()
             raise self.refusals.pop(0)
         self.counts_of: _Process | None = None  # from whose store counts go on
         self.broker = SimpleNamespace(config=config, store=SimpleNamespace(process=self, go_on_counting=self._go_on_counting))
         self.on_truncated = on_truncated
+        self.start_time_ms = start_time_ms
         self.steps: list[str] = []
         self.made.append(self)
 
@@ -84,6 +85,7 @@ def test_a_store_is_opened_again_as_soon_as_there_is_room(made: list[_Process]) 
     assert not fatal
     assert [each.steps for each in made] == [["start", "stop"], ["start", "stop"]]
     assert [each.counts_of for each in made] == [None, made[0]]
+    assert made[0].start_time_ms == made[1].start_time_ms > 0, "of the operating system's process"
 
 
 def test_a_stop_while_there_is_no_room_stops_nothing_twice(made: list[_Process]) -> None:

@@ -24,6 +24,7 @@ from protomq_broker import recalls, timer_mover
 from protomq_broker.config import BrokerConfig
 from protomq_broker.recalls import CANDIDATES_MAX
 from protomq_broker.store.errors import StoreError
+from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.timer import recalled
 from protomq_broker.store.timer.timer import timer_record
@@ -33,6 +34,7 @@ from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
 from tests.support.delay_world import BROKER, SEGMENT, Call, World, reason
 from tests.unit.protomq_broker.store.store_helpers import flip_in_log, open_store, read_all
+from tests.unit.protomq_broker.store.test_following import log_of
 
 
 @pytest.fixture
@@ -565,6 +567,71 @@ def test_a_damaged_record_is_not_delivered_and_holds_up_nothing() -> None:
     world.start()
     assert sorted(world.deliver(1_001)) == [b"0", b"2"]
     assert world.deliver(1_001) == world.delivered()
+
+
+def _damaged_while_open(world: World, *sent: SendResponse) -> bytes:
+    """The mover is to be the first who reads these messages. Returns the log as a replica has it."""
+    world.store.flush()
+    end = world.store.appended_position
+    world.restart()
+    log = log_of(world.disk, 0, end, SEGMENT)
+    for answer in sent:
+        world.disk.flip_bit(f"/s/commitlog/{answer.physical_offset // SEGMENT * SEGMENT:020d}", (answer.physical_offset % SEGMENT + 30) * 8)
+    return log
+
+
+def _heal(world: World, log: bytes, damage: DamagedRange) -> None:
+    world.store.heal_log(damage, log[damage.start_position : damage.end_position])
+
+
+def test_what_falls_due_in_a_damaged_part_is_delivered_once_it_is_healed(world: World) -> None:
+    sent = [world.send(b"%d" % at, delay_ms=1_000) for at in range(6)]
+    log = _damaged_while_open(world, sent[1], sent[4])
+    assert world.deliver(1_001) == [b"0", b"2", b"3", b"5"]
+    assert (world.store.pending.count, world.mover.unreadable_count) == (2, 2)
+    first, second = world.store.damaged_ranges
+    _heal(world, log, second)
+    assert world.deliver() == [b"0", b"2", b"3", b"5", b"4"]
+    assert world.mover.unreadable_count == 2, "the other one is not read again"
+    _heal(world, log, first)
+    assert world.deliver() == [b"0", b"2", b"3", b"5", b"4", b"1"]
+    assert world.store.pending.count == world.store.pending.size_bytes == 0
+    assert sorted(world.restart().deliver(10_000)) == [b"%d" % at for at in range(6)]
+
+
+def test_what_is_healed_while_it_is_set_aside_is_looked_at_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _damaged_while_open(world, world.send(b"x", delay_ms=1_000))
+    set_aside = world.store.pending.set_aside
+
+    def heal_first(rows: Any) -> None:
+        _heal(world, log, *world.store.damaged_ranges)
+        set_aside(rows)
+
+    monkeypatch.setattr(world.store.pending, "set_aside", heal_first)
+    assert world.deliver(1_001) == [b"x"]
+
+
+def test_what_was_set_aside_may_be_recalled_when_it_is_healed(world: World) -> None:
+    sent = [world.send(b"%d" % at, delay_ms=1_000) for at in range(2)]
+    log = _damaged_while_open(world, *sent)
+    assert world.deliver(1_001) == []
+    for damage in world.store.damaged_ranges:
+        _heal(world, log, damage)
+    assert world.recall(sent[0].recall_handle)
+    assert world.deliver() == [b"1"]
+    assert world.store.pending.count == 0
+
+
+def test_what_was_set_aside_waits_no_more_when_its_segment_goes(world: World) -> None:
+    _damaged_while_open(world, world.send(b"x", delay_ms=1_000))
+    assert world.deliver(1_001) == []
+    for _ in range(60):
+        world.send(bytes(5_000), topic="filler")
+    world.store.checkpoint()
+    assert world.store.pending.count == 1
+    assert world.store.delete_segments_below(world.store.appended_position) > SEGMENT
+    assert world.deliver() == []
+    assert world.store.pending.count == world.store.pending.size_bytes == 0
 
 
 def test_a_clock_that_is_set_ahead_delivers_nothing_early(world: World) -> None:

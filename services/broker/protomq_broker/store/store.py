@@ -624,6 +624,11 @@ class Store:
         return self._quarantine.ranges
 
     @property
+    def left_quarantine_count(self) -> int:
+        """How often a part of the log has left quarantine since the store was opened, healed or deleted."""
+        return self._quarantine.left_count
+
+    @property
     def unhealed_ranges(self) -> Sequence[DamagedRange]:
         """Parts of the log in quarantine whose bytes a replica may heal."""
         return self._upkeep.log_healer.ranges()

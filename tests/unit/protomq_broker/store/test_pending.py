@@ -476,6 +476,36 @@ def test_what_cannot_be_read_costs_those_that_leave_later_nothing() -> None:
 
 
 @pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("seed", range(10))
+def test_what_was_set_aside_falls_due_again_but_for_what_still_cannot_be_read(seed: int) -> None:
+    rng = random.Random(seed)
+    disk = SimDisk()
+    timers = _with_unreadable(disk, 40)
+    assert timers.take_back([(0, 1_000)]) == 0
+    damaged: list[tuple[int, int]] = [(104, 106), (115, 116)]  # records of 10 octets reach into them, and come up to them
+    hurt = [due_ms for due_ms in range(1, 21) if any(100 + due_ms < end and start < 110 + due_ms for start, end in damaged)]
+    gone = rng.sample(range(1, 21), 5)
+    timers.note_removed(*columns([(due_ms, 100 + due_ms) for due_ms in gone[:3]]), 1_001, np.full(3, 10))
+    back = [due_ms for due_ms in range(1, 21) if due_ms not in {*hurt, *gone[:3]}]
+    assert timers.take_back(damaged) == len(back)
+    assert timers.take_back(damaged) == 0
+    timers.note_removed(*columns([(due_ms, 100 + due_ms) for due_ms in gone[3:]]), 1_002, np.full(2, 10))
+    timers.flush()
+    back = [due_ms for due_ms in back if due_ms not in gone]
+    assert timers.due(40, 100)["due_ms"].tolist() == [*back, *range(21, 41)]
+    assert timers.next_due_ms() == back[0]
+    left = [due_ms for due_ms in range(1, 41) if due_ms not in gone]
+    assert [row for rows in timers.below(1_000) for row in rows["due_ms"].tolist()] == left
+    assert [len(timers.at_due(due_ms, 9)) for due_ms in range(1, 41)] == [int(due_ms in left) for due_ms in range(1, 41)]
+    timers.freeze()
+    timers.checkpoint(1_002)
+    again = PendingTimers(disk, FOLDER, SMALL)
+    again.load()
+    assert (again.damage, again.count) == ("", len(left))
+    assert again.due(40, 100)["due_ms"].tolist() == left
+
+
+@pytest.mark.usefixtures("blocks")
 def test_that_many_cannot_be_read_costs_no_more_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged segment may have millions. Recalls wait while they are set aside."""
     timers = PendingTimers(SimDisk(), FOLDER)

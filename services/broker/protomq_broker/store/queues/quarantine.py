@@ -42,6 +42,7 @@ class Quarantine:
     Attributes:
         ranges: rising and disjoint; replaced, never changed, so that any thread may look at them.
         refusal: why the disk has no note of them; "" if it has.
+        left_count: how often a part of the log has left quarantine, healed or deleted. It rises after `ranges` has changed.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Quarantine:
         """`ranges`: what a start has found; `sync_to` makes the log durable up to a position."""
         self.ranges = ranges
         self.refusal = ""
+        self.left_count = 0
         self._disk = disk
         self._path = path
         self._folder = folder
@@ -148,6 +150,7 @@ class Quarantine:
             lost = [each.damage for each in repaired]
             others = [known for known in self.ranges if known != damage]
             self.ranges = merged_ranges([*others, *lost])
+            self.left_count += 1
             self._save(lost, [end for each in repaired for end in each.ends])
             return True
 
@@ -159,6 +162,7 @@ class Quarantine:
             if len(kept) < len(self.ranges):
                 self.ranges = kept
                 self._save([])
+            self.left_count += 1  # a range may reach behind the position, and records in it are gone all the same
 
     def save_again(self) -> None:
         """Writes what the disk did not take before. Raises OSError."""

@@ -2,7 +2,8 @@
 
     noted     what the writer has noted and nobody has looked at      arrays as they came
     fresh     rows that came lately, of any due time                    memory, unordered, few
-    aside     rows that are due, and whose record cannot be read        memory, parts in order; pending, but `due` gives them no more
+    aside     rows that are due, and whose record cannot be read        memory, parts in order; pending, but `due` gives them no more,
+                                                                        until `take_back` or the next start
     near      the rows that fall due next                               memory, in order
     ------------------------------------------------------------------- horizon: a key; all rows up to it are in memory
     far       rows behind the horizon that came lately                  memory, unordered
@@ -265,7 +266,7 @@ class PendingTimers:
         return np.concatenate(parts)[:count_max] if parts else NO_ROWS
 
     def set_aside(self, rows: NDArray[Any]) -> None:
-        """Rows that `due` gave, in its order, and that cannot be read now: `due` gives them no more, until the next start."""
+        """Rows that `due` gave, in its order, and cannot be read now: `due` gives them no more, until `take_back` or the next start."""
         with self._lock:
             near = self._near[self._near_start :]
             near = near[: count_through(near, key_at(rows, -1))]
@@ -278,6 +279,29 @@ class PendingTimers:
                 aside = merge_rows([self._aside.pop(), aside], keep_removals=False)
             if len(aside):
                 self._aside.append(aside)
+
+    def take_back(self, damaged: Sequence[tuple[int, int]]) -> int:
+        """Rows that were set aside fall due again, but for those whose records reach into `damaged`: rising and disjoint [start, end).
+
+        Returns how many.
+        """
+        starts = np.array([start for start, _ in damaged] + [LAST_KEY.position], np.uint64)
+        ends = np.array([end for _, end in damaged], np.uint64)
+        with self._lock:
+            self._take_notes()
+            left: list[NDArray[Any]] = []
+            back: list[NDArray[Any]] = []
+            for rows in self._aside:
+                positions = rows["position"]
+                is_damaged = starts[np.searchsorted(ends, positions, "right")] < positions + rows["size"]
+                left.append(rows[is_damaged])
+                if not is_damaged.all():
+                    back.append(_taken_back(rows[~is_damaged]))
+            if back:
+                remaining = merge_rows(left, keep_removals=False)
+                self._aside = [remaining] if len(remaining) else []
+                self._take(back, [])
+        return sum(map(len, back))
 
     def below(self, position: int) -> Iterator[NDArray[Any]]:
         """The rows of records before `position`, a few at a time, as of now. Raises TimerDamagedError, OSError."""
