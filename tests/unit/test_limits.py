@@ -132,6 +132,7 @@ OF_A_SERVER: Final = {
     "bytes of replies": reply_calls.REPLIES_SIZE_MAX_BYTES,
     "candidates of a look-up": look_ups.CANDIDATES_MAX,
     "candidates of a recall": recalls.CANDIDATES_MAX,
+    "bytes of candidates of a recall": recalls.CANDIDATES_SIZE_MAX_BYTES,
     "brokers": LimitsConfig().broker_count_max,
     "topics of a broker": LimitsConfig().topic_count_max,
     "watched routes": LimitsConfig().watcher_count_max,

@@ -44,6 +44,10 @@ CANDIDATES_MAX: Final = 1_024
 """Most messages with one due time among which a recall looks for one that was carried forward."""
 CANDIDATES_SIZE_MAX_BYTES: Final = 8 << 20
 """Most bytes of these, unless the first alone has more: sends wait some 20 ms while they are read."""
+_NOT_FOUND_AMONG_ALL: Final = (
+    "the message was moved within the log, and is not found among all that fall due in its millisecond. If it is pending,"
+    " it is delivered. Give messages that may be recalled times that differ"
+)
 
 
 class Recalls:
@@ -150,13 +154,10 @@ class Recalls:
                     " recall it again",
                     {"position": int(unreadable["position"][0])},
                 )
+            if is_cut_by_size:
+                raise too_many("bytes of candidates of a recall", CANDIDATES_SIZE_MAX_BYTES, _NOT_FOUND_AMONG_ALL)
             if is_cut:
-                raise too_many(
-                    f"{'bytes of ' if is_cut_by_size else ''}candidates of a recall",
-                    CANDIDATES_SIZE_MAX_BYTES if is_cut_by_size else CANDIDATES_MAX,
-                    "the message was moved within the log, and is not found among all that fall due in its millisecond. If it is pending,"
-                    " it is delivered. Give messages that may be recalled times that differ",
-                )
+                raise too_many("candidates of a recall", CANDIDATES_MAX, _NOT_FOUND_AMONG_ALL)
             return None
         stored = found.topics[int(found.topic_indexes[is_it][0])]
         if stored != topic:

@@ -982,6 +982,7 @@ class RouteTableMachine(RuleBasedStateMachine):
         for broker in self.alive.values():
             broker.last_heard_ms += pause_ms
             broker.hold_deadline_ms += pause_ms
+            broker.newcomer_until_ms += pause_ms
         self.table.remove_silent(self.now_ms)
         self.remove_overdue()
 
