@@ -313,6 +313,8 @@ class AsyncPushConsumer(PushBase):
 
     async def run(self) -> int:
         """See PushConsumer.run."""
+        self._check_may_start()  # First: the loop's handlers of signals are those of the run that goes on.
+        has_started = False
         loop = asyncio.get_running_loop()
         handled = []
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -323,13 +325,14 @@ class AsyncPushConsumer(PushBase):
             handled.append(number)
         try:
             await self.start()
+            has_started = True
             await self._stop_wanted.wait()
         finally:
             if signal.SIGINT in handled:
                 handled.remove(signal.SIGINT)
                 loop.remove_signal_handler(signal.SIGINT)
             try:
-                left_count = await self.stop()
+                left_count = await self.stop() if has_started else 0
             finally:
                 # Not earlier: a second SIGTERM would end the drain without its last commit.
                 for number in handled:

@@ -230,8 +230,13 @@ class PushBase(OfOneProcess):
 
     def _check_may_start(self) -> None:
         """Raises ConfigurationError where it has started, or starts."""
-        if self._consumer is not None or self._starting is not None or self._is_ending:
+        if self._consumer is None and self._starting is None and not self._is_ending:
+            return
+        if self._is_ending or self._is_left_behind:
             raise ConfigurationError("a push consumer is started once; make another one")
+        raise ConfigurationError(
+            f"the push consumer of group {self.group!r} runs already, and goes on: it is started once, by start(), run() or `with`"
+        )
 
     @property
     def _is_left_behind(self) -> bool:

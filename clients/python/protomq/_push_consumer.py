@@ -51,6 +51,8 @@ class _Starting:
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self.over = threading.Event()
+        self.has_begun = False
+        """Whether there is something to stop."""
         self.is_wanted = True
         self.stop_within_s: float | None = None
         """What a signal's handler has given to `stop`, on the same thread."""
@@ -157,6 +159,7 @@ class PushConsumer(PushBase):
         self._start_hooks(self._connection)
         self._consumer: ListenedConsumer | None = None
         self._starting: _Starting | None = None
+        self._start_lock = threading.Lock()
         self._push: PushSteps | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -185,14 +188,24 @@ class PushConsumer(PushBase):
 
         Where `stop` is called meanwhile, it returns soon, and the consumer is stopped.
         """
-        self._check_may_start()
         starting = _Starting()
-        self._fork_count = _forks.fork_count
         try:
-            self._starting = starting
+            self._start(starting)
+        except BaseException:
+            if starting.has_begun:  # No thread could be started, say.
+                self.stop()
+            raise
+
+    def _start(self, starting: _Starting) -> None:
+        try:
+            with self._start_lock:  # Of two threads one begins.
+                self._check_may_start()
+                self._fork_count = _forks.fork_count
+                self._starting = starting
             self._begin(starting)
         finally:
-            self._starting = None
+            if self._starting is starting:
+                self._starting = None
             starting.over.set()
         if starting.stop_within_s is not None:
             self.stop(starting.stop_within_s)
@@ -227,6 +240,7 @@ class PushConsumer(PushBase):
             self._is_ending = True
             return
         self._consumer = consumer
+        starting.has_begun = True
         for name, run in (("protomq-push", self._poll_until_end), ("protomq-push-back", self._give_back_until_end)):
             thread = threading.Thread(target=self._until_death, args=(run,), name=name, daemon=True)
             self._threads.append(thread)
@@ -301,7 +315,8 @@ class PushConsumer(PushBase):
             self._failed.notify_all()
         consumer.wakeup()
         for thread in self._threads:
-            thread.join(join_s)
+            if thread.ident is not None:  # It was started.
+                thread.join(join_s)
         if self._push is not None:
             consumer._run(self._push.save(is_last=True))
         consumer.close()
@@ -320,18 +335,21 @@ class PushConsumer(PushBase):
     def run(self) -> int:
         """Starts, waits for Ctrl-C, SIGTERM or `request_stop`, and stops. Returns what `stop` returns. A second Ctrl-C waits for no
         listener; a second SIGTERM changes nothing. Raises ClientError if the consumer has stopped by itself,
-        and ConfigurationError in a running event loop.
+        and ConfigurationError in a running event loop. So it does where the consumer runs already, which then goes on.
         """
         if loop_runs():
             raise ConfigurationError(
                 "run() would block the event loop that runs here: use AsyncPushConsumer, whose run() is awaited, or start() and stop()"
             )
+        self._check_may_start()
+        has_started = False
         before = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 before[number] = signal.signal(number, lambda *_: self.request_stop())
         try:
             self.start()
+            has_started = True
             # In slices: a signal's handler runs between two of them on every platform.
             while not self._stop_wanted.wait(0.5):
                 pass
@@ -339,7 +357,7 @@ class PushConsumer(PushBase):
             if before:
                 signal.signal(signal.SIGINT, before.pop(signal.SIGINT))
             try:
-                left_count = self.stop()
+                left_count = self.stop() if has_started else 0
             finally:
                 # Not earlier: a second SIGTERM would end the drain without its last commit.
                 for number, handler in before.items():
