@@ -22,7 +22,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -142,8 +142,8 @@ class GrpcLink:
         self._current = self._open()
         self._left: set[_Channel] = set()
         """Those that were silent, for the calls that are still on them."""
-        self._held: dict[Any, int] = {}
-        """Calls that the server holds until there is something, with the threads that wait."""
+        self._held: dict[Any, list[int]] = {}
+        """Calls that the server holds until there is something, each with the thread that waits: none, once `end_held` has ended it."""
         self._heard_s = float("-inf")
         self._closed = False
         self._one_way_failures = OneWayFailures(address)
@@ -233,9 +233,9 @@ class GrpcLink:
         wait_s, look_s = (timeout_s + STUCK_S, STUCK_S) if is_replaced is None else WATCHED[method.method_id]
         stuck_s = time.monotonic() + timeout_s + STUCK_S
         future = stub.future(request, timeout=timeout_s)
+        waiting = [threading.get_ident()]
         if method.method_id in HELD_METHODS:
-            with self._lock:
-                self._held[future] = threading.get_ident()
+            self._held[future] = waiting
         try:
             while True:
                 try:
@@ -252,12 +252,11 @@ class GrpcLink:
                         raise RequestTimeoutError(f"{self._address}: no answer to {method.path} in time") from TimeoutError()
                     wait_s = look_s
         except grpc.FutureCancelledError:
-            if self._closed or self._held.get(future) == 0:
+            if self._closed or not waiting:
                 raise _closed_meanwhile() from None
             raise ConnectionLostError(f"{self._address}: {method.path} was cancelled") from None
         finally:
-            with self._lock:
-                self._held.pop(future, None)
+            self._held.pop(future, None)
             future.cancel()  # Where it has not ended.
 
     def _renew(self, channel: _Channel) -> bool:
@@ -305,13 +304,12 @@ class GrpcLink:
                     with contextlib.suppress(grpc.FutureTimeoutError, grpc.FutureCancelledError):
                         call.exception(max(deadline_s - time.monotonic(), 0.0))
 
-    def end_held(self, threads: Collection[int]) -> None:
+    def end_held(self, threads: Set[int]) -> None:
         """See SyncTransport.end_held."""
-        with self._lock:
-            futures = [future for future, thread in self._held.items() if thread in threads]
-            self._held.update(dict.fromkeys(futures, 0))
-        for future in futures:
-            future.cancel()
+        for future, waiting in self._held.copy().items():
+            if not threads.isdisjoint(waiting):
+                waiting.clear()
+                future.cancel()
 
     def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""

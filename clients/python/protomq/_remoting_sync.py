@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final, Literal
 
 from ._byte_streams import BlockingStream, open_stream
@@ -465,7 +465,7 @@ class ConnectionPool:
                 connection.interrupt()
         self._drop_idle()
 
-    def end_held(self, threads: Collection[int]) -> None:
+    def end_held(self, threads: Set[int]) -> None:
         """See SyncTransport.end_held."""
         with self._held_lock:
             for connection, thread in self._held.items():

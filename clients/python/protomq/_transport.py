@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
@@ -149,7 +149,7 @@ class _Link(Protocol):
         is_replaced: Callable[[], bool] | None = None,
     ) -> bytes: ...
 
-    def end_held(self, threads: Collection[int]) -> None: ...
+    def end_held(self, threads: Set[int]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -281,7 +281,7 @@ class SyncTransport:
             for link in list(self._grpc_links.values()):
                 link.wait_for_one_way(deadline_s - time.monotonic())
 
-    def end_held(self, threads: Collection[int]) -> None:
+    def end_held(self, threads: Set[int]) -> None:
         """Ends calls that servers hold for these threads, with ClosedError: their client is closed, the transport may be another's, too."""
         if self._fork_count != _forks.fork_count:
             return
