@@ -134,7 +134,8 @@ def test_a_close_tells_what_a_listener_decides_that_runs_and_calls_no_further_on
 
     broker.ask("first", "second")
     broker.ask("third")
-    producer = TransactionProducer("g", listener, topics=["T"], transport=FakeSyncTransport(broker))
+    producer = TransactionProducer("g", listener, transport=FakeSyncTransport(broker))
+    producer.begin("T", b"")
     assert closes.wait(PATIENCE_S)
     threads = list(producer._threads)
     producer.close(PATIENCE_S)
