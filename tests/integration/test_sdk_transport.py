@@ -602,6 +602,55 @@ def test_a_close_ends_calls_that_are_held_where_another_thread_has_fallen_back_t
             held.result(PATIENCE_S)
 
 
+HELD_CALLS = [_methods.PULL, _methods.POP, _methods.HOLD_MEMBERSHIP, _methods.WAIT_FOR_REPLIES, _methods.WAIT_FOR_CHECKS]
+
+
+@pytest.fixture(params=["remoting", "grpc"])
+def held_at(server: FakeServer, request: pytest.FixtureRequest) -> Iterator[BrokerAddress]:
+    """A server that answers no call of HELD_CALLS, over either transport."""
+    for method in HELD_CALLS:
+        server.stall(method, 2)
+    if request.param == "remoting":
+        yield BrokerAddress("b", "", server.address)
+        return
+    with FakeGrpcFront(server) as front:
+        yield BrokerAddress("b", front.address, "")
+
+
+@pytest.mark.parametrize("method", HELD_CALLS, ids=lambda method: method.path.rpartition("/")[2])
+def test_a_close_ends_each_call_that_a_server_holds(transport: SyncTransport, held_at: BrokerAddress, method: Any) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(transport.call, held_at, method, (b"",), 600.0)
+        wait_for(lambda: is_held(transport), PATIENCE_S)
+        transport.close()
+        with pytest.raises(ClosedError):
+            held.result(PATIENCE_S)
+
+
+def is_held(transport: SyncTransport) -> bool:
+    return any(getattr(link, "_held", None) for link in transport._links.values())
+
+
+def test_a_client_ends_calls_that_are_held_for_its_threads_and_no_others(transport: SyncTransport, held_at: BrokerAddress) -> None:
+    def call(own: list[int]) -> bytes:
+        own.append(threading.get_ident())
+        return transport.call(held_at, _methods.WAIT_FOR_CHECKS, (b"",), 600.0)
+
+    with ThreadPoolExecutor(2) as threads:
+        own: list[int] = []
+        other = threads.submit(call, [])
+        wait_for(lambda: is_held(transport), PATIENCE_S)
+        held = threads.submit(call, own)
+        wait_for(lambda: sum(len(getattr(link, "_held", ())) for link in transport._links.values()) == 2, PATIENCE_S)
+        transport.end_held(set(own))
+        with pytest.raises(ClosedError):
+            held.result(PATIENCE_S)
+        assert not other.done()
+        transport.close()
+        with pytest.raises(ClosedError):
+            other.result(PATIENCE_S)
+
+
 def test_an_order_of_an_operator_is_not_sent_over_a_pooled_socket_that_its_server_has_closed(
     server: FakeServer, transport: SyncTransport
 ) -> None:

@@ -249,6 +249,48 @@ def test_a_producer_that_is_closed_while_work_is_done_leaves_the_transaction_ope
     assert len(texts) == 3
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_the_broker_asks_the_producers_that_stay_and_nobody_whose_producer_is_closed(transport: Any, is_shared: bool) -> None:
+    """Each transaction is asked about once: a question to a producer that is closed would let it expire."""
+    asked: list[bytes] = []
+    asked_of_closed: list[bytes] = []
+
+    def check(question: TransactionCheck) -> TransactionDecision:
+        asked.append(question.message.body)
+        return COMMIT
+
+    def check_of_closed(question: TransactionCheck) -> TransactionDecision:
+        asked_of_closed.append(question.message.body)
+        return COMMIT
+
+    bodies = [b"%02d" % number for number in range(30)]
+    with Broker(environment=checks(1_000, 2_000, 1)) as broker, Admin(namesrv=broker.namesrv) as admin:
+        admin.create_topic("bookings")
+        shared = SyncTransport(TransportOptions(transport=transport))
+        how: Any = {"transport": shared if is_shared else transport, "namesrv": broker.namesrv}
+        with shared, TransactionProducer("desk", check, topics=["bookings"], **how) as stays:
+            stays.send("bookings", b"clean", execute=lambda _: None)
+            before = own_threads()
+            for number in range(10):
+                with TransactionProducer("desk", check_of_closed, topics=["bookings"], **how) as producer:
+                    if number % 2:
+                        producer.send("bookings", b"clean", execute=lambda _: None)
+                    else:
+                        wait_for(lambda: producer._listening, PATIENCE_S)
+                assert own_threads() == before
+            for body in bodies:
+                stays.begin("bookings", body)
+            wait_for(lambda: len(asked) == len(bodies) and not admin.list_transactions(group="desk"), PATIENCE_S)
+        assert (sorted(asked), asked_of_closed) == (bodies, [])
+        assert received(broker, "bookings", len(bodies) + 6) == sorted([*bodies, *[b"clean"] * 6])
+
+
+def own_threads() -> set[threading.Thread]:
+    """Those of transaction producers."""
+    return {thread for thread in threading.enumerate() if thread.name == "protomq-transaction-checks"}
+
+
 @pytest.mark.parametrize("transport", ["remoting", "grpc"])
 def test_a_decision_as_a_one_way_call_is_taken_and_not_answered(
     protomq_server: Broker, protomq_topic: str, transport: Any

@@ -601,7 +601,9 @@ class FakeGrpcFront:
             faults.pop(0) if faults else self._server._handlers[method_id](self._server, request)
         )
         if answer is None or answer == "stall":
-            threading.Event().wait(context.time_remaining() + 1)
+            over = threading.Event()
+            if context.add_callback(over.set):
+                over.wait(context.time_remaining() + 1)
             return b""
         while isinstance(answer, pull_service_pb2.PullRequest):
             ends_s = time.monotonic() + answer.hold_ms / 1000

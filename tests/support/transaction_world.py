@@ -72,6 +72,7 @@ class Call:
         self.lane = lane
         self.outcome: Any = None
         self.on_close: Callable[[], None] = lambda: None
+        self.closed = False
 
     @property
     def answered(self) -> bool:

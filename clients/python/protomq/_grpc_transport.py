@@ -22,7 +22,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -32,7 +32,7 @@ from google.protobuf.message import DecodeError
 
 from . import _forks
 from ._interrupts import interrupt_behind
-from ._methods import WATCHED
+from ._methods import HELD_METHODS, WATCHED
 from ._one_way_failures import OneWayFailures
 from ._remoting_async import probe as probe_async
 from ._remoting_sync import probe
@@ -142,6 +142,8 @@ class GrpcLink:
         self._current = self._open()
         self._left: set[_Channel] = set()
         """Those that were silent, for the calls that are still on them."""
+        self._held: dict[Any, list[int]] = {}
+        """Calls that the server holds until there is something, each with the thread that waits: none, once `end_held` has ended it."""
         self._heard_s = float("-inf")
         self._closed = False
         self._one_way_failures = OneWayFailures(address)
@@ -197,7 +199,7 @@ class GrpcLink:
                 self.begin(method, request, timeout_s).add_done_callback(partial(self._one_way_ended, method))
                 return b""
             stub = channel.stub(method)
-            if is_replaced is not None:
+            if is_replaced is not None or method.method_id in HELD_METHODS:
                 answer = self._call_watched(channel, stub, request, method, timeout_s, is_replaced)
             else:
                 answer = stub(request, timeout=timeout_s)
@@ -226,30 +228,35 @@ class GrpcLink:
         return answer
 
     def _call_watched(
-        self, channel: _Channel, stub: Any, request: bytes, method: MethodInfo, timeout_s: float, is_replaced: Callable[[], bool]
+        self, channel: _Channel, stub: Any, request: bytes, method: MethodInfo, timeout_s: float, is_replaced: Callable[[], bool] | None
     ) -> bytes:
-        future, (wait_s, look_s) = stub.future(request, timeout=timeout_s), WATCHED[method.method_id]
+        wait_s, look_s = (timeout_s + STUCK_S, STUCK_S) if is_replaced is None else WATCHED[method.method_id]
         stuck_s = time.monotonic() + timeout_s + STUCK_S
+        future = stub.future(request, timeout=timeout_s)
+        waiting = [threading.get_ident()]
+        if method.method_id in HELD_METHODS:
+            self._held[future] = waiting
         try:
             while True:
                 try:
                     answer: bytes = future.result(wait_s)
                     return answer
                 except grpc.FutureTimeoutError:
-                    if is_replaced():
+                    if is_replaced is not None and is_replaced():
                         lost = given_up(self._address, method)
                         raise lost from lost.__cause__
-                    if time.monotonic() > stuck_s:
+                    if time.monotonic() >= stuck_s:
                         # A signal handler's error has hit gRPC where it was about to start that thread.
                         if self._renew(channel):
                             _close_aside(channel.channel, 0.0)
                         raise RequestTimeoutError(f"{self._address}: no answer to {method.path} in time") from TimeoutError()
                     wait_s = look_s
         except grpc.FutureCancelledError:
-            if self._closed:
+            if self._closed or not waiting:
                 raise _closed_meanwhile() from None
             raise ConnectionLostError(f"{self._address}: {method.path} was cancelled") from None
         finally:
+            self._held.pop(future, None)
             future.cancel()  # Where it has not ended.
 
     def _renew(self, channel: _Channel) -> bool:
@@ -296,6 +303,13 @@ class GrpcLink:
                 if isinstance(call, grpc.Future):
                     with contextlib.suppress(grpc.FutureTimeoutError, grpc.FutureCancelledError):
                         call.exception(max(deadline_s - time.monotonic(), 0.0))
+
+    def end_held(self, threads: Set[int]) -> None:
+        """See SyncTransport.end_held."""
+        for future, waiting in self._held.copy().items():
+            if not threads.isdisjoint(waiting):
+                waiting.clear()
+                future.cancel()
 
     def close(self) -> None:
         """Closes the channel; calls in flight end with an error."""

@@ -16,7 +16,7 @@ from .errors import ClosedError
 from .hooks import CallContext
 
 HELD: Final = frozenset({_methods.WAIT_FOR_CHECKS.method_id})
-"""A server holds them for longer than a close waits: their threads go on until then."""
+"""Hooks hear of their end while `close` runs, whenever their threads come to it."""
 
 
 class HookedTransport(SyncTransport):

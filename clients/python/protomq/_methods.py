@@ -126,6 +126,11 @@ WATCHED: Final[Mapping[int, Watch]] = {
 `SyncTransport.is_replaced`.
 """
 
+HELD_METHODS: Final = frozenset(
+    method.method_id for method in (PULL, POP, HOLD_MEMBERSHIP, WAIT_FOR_REPLIES, WAIT_FOR_CHECKS)
+)
+"""Calls that a server holds until there is something. They end with their client: else it would be told what it does not take any more."""
+
 GIVEN_UP: Final = frozenset((PULL.method_id, POP.method_id))
 """Held calls of which a server hears that nobody waits any more: a pop would take messages that come later. Of others one may not hear: a
 member would be gone. A wait for replies, or for checks, is taken over by the next one, and what it was given is given again.

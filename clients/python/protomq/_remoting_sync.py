@@ -13,12 +13,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final, Literal
 
 from ._byte_streams import BlockingStream, open_stream
 from ._interrupts import comes_of_signal
-from ._methods import LOOKED_AT_FIRST, REPEATABLE, WATCHED
+from ._methods import HELD_METHODS, LOOKED_AT_FIRST, REPEATABLE, WATCHED
 from ._remoting_hello import (
     ForeignProtocolError,
     check_welcome_header,
@@ -340,8 +340,10 @@ class ConnectionPool:
         self._lane = lane
         self._options = options
         self._idle: deque[Connection] = deque()
-        self._held: set[Connection] = set()
-        """Those with a call that the server holds until there is something: `close` ends these calls."""
+        self._held: dict[Connection, int] = {}
+        """Those with a call that the server holds until there is something, and the thread that waits; 0 once `end_held` has ended it.
+        `close` ends these calls.
+        """
         self._held_lock = threading.Lock()
         self._closed = False
         self._is_left = False
@@ -387,7 +389,7 @@ class ConnectionPool:
                     raise
                 timeout_s = max(deadline_s - time.monotonic(), 0.001)
             try:
-                if method.method_id in _BIG_ANSWERS:
+                if method.method_id in HELD_METHODS:
                     status, answer = self._exchange_held(connection, method, payload, timeout_s, is_replaced)
                 else:
                     status, answer = connection.exchange(method, payload, timeout_s, one_way, is_replaced)
@@ -423,17 +425,17 @@ class ConnectionPool:
         with self._held_lock:
             if self._closed:
                 raise ClosedError("the transport is closed")
-            self._held.add(connection)
+            self._held[connection] = threading.get_ident()
         try:
             return connection.exchange(method, payload, timeout_s, False, is_replaced)
         except ConnectionLostError:
-            if self._closed:
+            if self._closed or not self._held[connection]:
                 raise ClosedError("it was closed while this call waited") from None
             raise
         finally:
             # Before its socket is closed, and the number may be another one's.
             with self._held_lock:
-                self._held.discard(connection)
+                del self._held[connection]
 
     def prepare(self, timeout_s: float) -> None:
         """Opens a connection for the calls to come. Raises ConnectFailedError, or the ServerError of the refusal."""
@@ -462,6 +464,14 @@ class ConnectionPool:
             for connection in self._held:
                 connection.interrupt()
         self._drop_idle()
+
+    def end_held(self, threads: Set[int]) -> None:
+        """See SyncTransport.end_held."""
+        with self._held_lock:
+            for connection, thread in self._held.items():
+                if thread in threads:
+                    self._held[connection] = 0
+                    connection.interrupt()
 
     def leave(self) -> None:
         """No calls are to come. Those that are under way go on, and their connections are closed behind them."""

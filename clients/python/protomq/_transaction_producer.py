@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from ._at_exit import call_at_exit
+from ._calls_under_way import ThreadCalls
 from ._checks import ExecuteChecks, check_flag, check_listener, check_seconds, checked_texts
 from ._company import Company
 from ._connection_options import ConnectionOptions
@@ -51,6 +52,12 @@ if TYPE_CHECKING:
     from ._transport import SyncTransport
 
 logger = logging.getLogger("protomq.producer")
+
+THREADS_END_S: Final = 1.0
+"""How long `close` waits at most for threads that look for brokers, say."""
+END_AGAIN_S: Final = 0.05
+"""A thread may be about to begin its call when that is to be ended: then it is ended again."""
+
 
 class _HalfProducer(Producer):
     """A producer whose messages are half messages."""
@@ -207,6 +214,9 @@ class TransactionProducer(OfOneProcess):
         """By name of a broker that is told that this producer is there, topics whose routes lead there."""
         self._topics = self._wanted_topics
         """Those that are not followed yet: a child begins with its first message."""
+        self._threads: list[threading.Thread] = []
+        self._answers = ThreadCalls()
+        """Listeners that run, and what they decide."""
 
     # Sending.
 
@@ -286,6 +296,7 @@ class TransactionProducer(OfOneProcess):
         Raises TransactionEndedError if it has ended otherwise, TransactionNotFoundError if it is not known.
         """
         end = end_of(half, decision, for_hooks=bool(self._producer._hooks.end))
+        self._check_open()
         return self._end(end, timeout_s)
 
     def _line_of(self, broker_name: str) -> EndLine:
@@ -307,7 +318,6 @@ class TransactionProducer(OfOneProcess):
             raise ClosedError("the producer is closed")
 
     def _end(self, end: End, timeout_s: float | None) -> bool:
-        self._check_open()
         line = self._lines.get(end.broker_name) or self._line_of(end.broker_name)
         within_s, hooks = self._seconds(timeout_s), self._producer._hooks
         if not hooks.end:
@@ -401,9 +411,11 @@ class TransactionProducer(OfOneProcess):
             self._begin_thread(self._follow_topics, topics)
 
     def _begin_thread(self, run: Callable[..., None], *arguments: Any) -> None:
-        threading.Thread(
+        thread = threading.Thread(
             target=run, args=arguments, name="protomq-transaction-checks", daemon=True
-        ).start()
+        )
+        thread.start()
+        self._threads.append(thread)
 
     def _follow_topics(self, topics: Sequence[str]) -> None:
         while not self._closed.is_set():
@@ -435,7 +447,10 @@ class TransactionProducer(OfOneProcess):
                     wait_steps(address, broker_name, producer.options.group)
                 )
                 for check in checks:
-                    self._answer(topic, broker_name, check)
+                    with self._answers:
+                        if self._closed.is_set():  # The broker asks another producer of the group, after the next interval.
+                            return
+                        self._answer(topic, broker_name, check)
             except ProtomqError as error:
                 if self._closed.is_set():
                     return
@@ -474,18 +489,32 @@ class TransactionProducer(OfOneProcess):
         return self._producer.group
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Ends it. Decisions on their way are told, within `timeout_s` (None: the send time-out).
+        """Ends it. Decisions on their way are told, within `timeout_s` (None: the send time-out). So are those of check listeners that run.
+        No further one is called.
 
         Transactions that are open stay so: the broker asks another producer of the group. So for a `send` whose `execute` runs, which
         raises nothing.
         """
         self._closed.set()
         deadline_s = time.monotonic() + self._seconds(timeout_s, zero=True)
+        self._end_held_calls(self._threads)
+        self._answers.wait(max(deadline_s - time.monotonic(), 0.0))
+        self._end_threads(min(deadline_s, time.monotonic() + THREADS_END_S))
         for line in list(self._lines.values()):
             line.drain(max(deadline_s - time.monotonic(), 0.0))
         for told in list(self._told.values()):
             told.drain(max(deadline_s - time.monotonic(), 0.0))
         self._producer.close(max(deadline_s - time.monotonic(), 0.0))
+
+    def _end_held_calls(self, threads: Sequence[threading.Thread]) -> None:
+        """Brokers ask another producer of the group from now on."""
+        self._producer._transport.end_held({thread.ident for thread in threads if thread.ident and thread.is_alive()})
+
+    def _end_threads(self, until_s: float) -> None:
+        for thread in self._threads.copy():
+            while thread is not threading.current_thread() and thread.is_alive() and (left_s := until_s - time.monotonic()) > 0:
+                self._end_held_calls([thread])
+                thread.join(min(left_s, END_AGAIN_S))
 
     def finish_at_exit(self) -> int:
         """Gives decisions on their way the send time-out when the interpreter ends. The SDK calls it. What messages are lost, another one

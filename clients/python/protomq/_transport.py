@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
@@ -149,6 +149,8 @@ class _Link(Protocol):
         is_replaced: Callable[[], bool] | None = None,
     ) -> bytes: ...
 
+    def end_held(self, threads: Set[int]) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -278,6 +280,15 @@ class SyncTransport:
         if self._fork_count == _forks.fork_count:
             for link in list(self._grpc_links.values()):
                 link.wait_for_one_way(deadline_s - time.monotonic())
+
+    def end_held(self, threads: Set[int]) -> None:
+        """Ends calls that servers hold for these threads, with ClosedError: their client is closed, the transport may be another's, too."""
+        if self._fork_count != _forks.fork_count:
+            return
+        with self._lock:
+            links: list[_Link] = [*self._links.values(), *self._left, *self._grpc_links.values()]
+        for link in links:
+            link.end_held(threads)
 
     def close(self) -> None:
         """Closes all connections: idle ones now, those in use when their call ends. May be called twice."""

@@ -227,15 +227,26 @@ class TransactionChecks:
         for group, key, check in self._checks_of(halves, counts):
             by_group.setdefault(group, []).append((key, check))
         for group, asked in by_group.items():
-            waiters = self._waiters.get(group)
-            if waiters:
-                waiter = waiters.popleft()
-                if not waiters:
-                    del self._waiters[group]
+            waiter = self._take_waiter(group)
+            if waiter is not None:
                 self._end(waiter, [check for _, check in asked])
                 self._forget_unasked(group, [key for key, _ in asked])
             elif group:
                 self._keep_unasked(group, {key: counts[key] for key, _ in asked})
+
+    def _take_waiter(self, group: str) -> _Waiter | None:
+        """Whoever waits for longest, and is there: of those that are gone, the lane may hear a moment later."""
+        waiters = self._waiters.get(group)
+        taken = None
+        while waiters and taken is None:
+            waiter = waiters.popleft()
+            if waiter.call.closed:
+                self._end(waiter, [])
+            else:
+                taken = waiter
+        if waiters is not None and not waiters:
+            del self._waiters[group]
+        return taken
 
     def _forget_unasked(self, group: str, keys: Iterable[TransactionKey]) -> None:
         """Somebody is asked about these now, with a later number."""

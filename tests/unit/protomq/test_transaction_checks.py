@@ -122,6 +122,42 @@ def test_whatever_a_listener_raises_the_broker_goes_on_asking(
     assert broker.told == [("second", COMMIT), ("third", COMMIT)]
 
 
+def test_a_close_tells_what_a_listener_decides_that_runs_and_calls_no_further_one(broker: AskingBroker) -> None:
+    asked: list[str] = []
+    closes = threading.Event()
+
+    def listener(check: TransactionCheck) -> TransactionDecision:
+        asked.append(check.transaction_handle)
+        closes.set()
+        wait_for(producer._closed.is_set, PATIENCE_S, pause_s=0.001)
+        return COMMIT
+
+    broker.ask("first", "second")
+    broker.ask("third")
+    producer = TransactionProducer("g", listener, transport=FakeSyncTransport(broker))
+    producer.begin("T", b"")
+    assert closes.wait(PATIENCE_S)
+    threads = list(producer._threads)
+    producer.close(PATIENCE_S)
+    assert not [thread for thread in threads if thread.is_alive()]
+    assert (asked, broker.told) == (["first"], [("first", COMMIT)])
+
+
+def test_a_listener_may_close_its_producer(broker: AskingBroker) -> None:
+    asked: list[str] = []
+
+    def listener(check: TransactionCheck) -> TransactionDecision:
+        asked.append(check.transaction_handle)
+        producer.close(PATIENCE_S)
+        return COMMIT
+
+    producer = TransactionProducer("g", listener, transport=FakeSyncTransport(broker))
+    broker.ask("first", "second")
+    producer.begin("T", b"")
+    wait_for(lambda: asked and not any(thread.is_alive() for thread in producer._threads), PATIENCE_S, pause_s=0.001)
+    assert asked == ["first"]
+
+
 def test_a_coroutine_that_awaits_what_others_cancelled_is_asked_again(broker: AskingBroker) -> None:
     async def listener(check: TransactionCheck) -> TransactionDecision:
         if check.transaction_handle == "first":

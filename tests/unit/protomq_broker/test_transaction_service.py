@@ -593,6 +593,20 @@ def test_producers_of_a_group_are_asked_in_turn(world: World) -> None:
         assert [call.answered for call in calls] == [True, number == 1]
 
 
+def test_a_producer_that_is_gone_is_not_asked_before_the_lane_hears_of_it(world: World) -> None:
+    gone, there = world.wait(), world.wait()
+    gone.closed = True
+    world.half()
+    world.turns(6_000)
+    assert gone.answered
+    assert len(checks_of(there)) == 1
+    gone = world.wait()
+    gone.closed = True
+    world.half(b"other")
+    world.turns(6_000)
+    assert [check.message.body for check in checks_of(world.wait())] == [b"other"]
+
+
 def test_the_first_producer_that_comes_is_asked_what_nobody_was_there_for(world: World) -> None:
     handles = [world.half(b"%d" % number) for number in range(2)]
     world.turns(6_000)
