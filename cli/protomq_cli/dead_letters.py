@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -28,14 +28,14 @@ from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
-    from protomq import Message, MessageQueue, PullConsumer, ReplayProgress
+    from protomq import DamagedLetters, Message, MessageQueue, PullConsumer, ReplayProgress
 
 _LIST_COLUMNS = ("group", "messages", "replayed", "last_time")
 _SHOW_COLUMNS = (
     "offset", "message_id", "origin_topic", "origin_queue_id", "origin_offset", "deliveries", "died", "error", "broker", "key", "body",
 )  # fmt: skip
 _SHOW_EXPENDABLE = ("body", "key", "broker", "origin_offset", "origin_queue_id", "died", "error")
-_REPLAY_COLUMNS = ("group", "replayed", "known", "without_topic")
+_REPLAY_COLUMNS = ("group", "replayed", "known", "without_topic", "unreadable", "lost")
 
 
 def list_groups(
@@ -94,6 +94,7 @@ def show(
     topic = dead_letter_topic(group)
     missing = Missing()
     messages: list[Message] = []
+    damaged: list[DamagedLetters] = []
     if message_id is not None:
         with open_admin(namesrv, timeout) as admin:
             found = missing.take(lambda: admin.query_by_id(topic, message_id))
@@ -110,24 +111,51 @@ def show(
             missing.note(admin.missing_brokers(topic))
         with _dead_letters_of(group), open_consumer(namesrv, auto_commit=False, request_timeout_s=timeout) as consumer:
             for queue in missing.queues(consumer, topic):
-                missing.ask(queue.broker_name, partial(_read_newest, consumer, queue, count, timeout, messages))
-        if not messages:
+                missing.ask(queue.broker_name, partial(_read_newest, consumer, queue, count, timeout, messages, damaged))
+        if not messages and not damaged:
             missing.raise_first()
     messages.sort(key=lambda message: message.store_time_ms)
-    print_rows(list(map(_row, messages)), _SHOW_COLUMNS, output, expendable=_SHOW_EXPENDABLE)
+    rows = [*map(_row, messages), *(row for each in damaged for row in _damaged_rows(each))]
+    print_rows(rows, _SHOW_COLUMNS, output, expendable=_SHOW_EXPENDABLE)
     missing.check()
+    if damaged:
+        raise CliError(
+            ExitCode.FAILURE,
+            "CORRUPT_LOG",
+            f"damaged, and not shown: {_places(damaged)}; `protomq log verify DIR` on the broker's host shows the damage",
+        )
 
 
-def _read_newest(consumer: PullConsumer, queue: MessageQueue, count: int, timeout_s: float, messages: list[Message]) -> None:
+def _read_newest(
+    consumer: PullConsumer,
+    queue: MessageQueue,
+    count: int,
+    timeout_s: float,
+    messages: list[Message],
+    damaged: list[DamagedLetters],
+) -> None:
     """Adds the newest ones of a queue. Raises TransportError if its broker does not give all of them."""
-    from protomq.errors import RequestTimeoutError
+    from protomq import DamagedLetters
+    from protomq.errors import CorruptLogError, RequestTimeoutError
 
     min_offset, end_offset = consumer.queue_range(queue)
     left = min(end_offset - min_offset, count)
     consumer.assign([queue])
     consumer.seek(queue, end_offset - left)
-    while left > 0 and consumer.position(queue) < end_offset:
-        part = consumer.poll(timeout_s, left)
+    while left > 0 and (at := consumer.position(queue)) < end_offset:
+        try:
+            part = consumer.poll(timeout_s, left)
+        except CorruptLogError as error:
+            first, following = (int(error.metadata.get(name, -1)) for name in ("queue_offset", "next_offset"))
+            if not at <= first < following:
+                raise
+            if first > at:
+                consumer.seek(queue, at)  # What stands before the damage comes first.
+                continue
+            damaged.append(DamagedLetters(queue.broker_name, first, min(following, end_offset), False))
+            consumer.seek(queue, following)
+            left = end_offset - following
+            continue
         messages += part
         left -= len(part)
         if not part and consumer.position(queue) < end_offset:
@@ -178,14 +206,32 @@ def replay(
                 on_progress=_say_progress if sys.stderr.isatty() else None,
             )
         )
-    row = {"group": group, "replayed": done.replayed, "known": done.known, "without_topic": done.without_topic}
+    row = {
+        "group": group,
+        "replayed": done.replayed,
+        "known": done.known,
+        "without_topic": done.without_topic,
+        "unreadable": done.unreadable,
+        "lost": done.lost,
+    }
     print_rows([row], _REPLAY_COLUMNS, output)
+    if done.lost:
+        places = _places([each for each in done.damaged if each.is_lost])
+        sys.stderr.write(f"protomq: {done.lost} dead letters are lost, `protomq log repair` has taken them out: {places}\n")
     missing.check_change()
     check_replayed(done)
 
 
 def check_replayed(done: ReplayProgress) -> None:
-    """Raises CliError if something that was wanted is not replayed."""
+    """Raises CliError if something that was wanted is not replayed, and may be later."""
+    if done.unreadable:
+        places = _places([each for each in done.damaged if not each.is_lost])
+        raise CliError(
+            ExitCode.FAILURE,
+            "CORRUPT_LOG",
+            f"{done.unreadable} dead letters are left out, they are damaged: {places}; `protomq log verify DIR` on the broker's host shows "
+            "the damage. When a replica has healed it, replay again",
+        )
     if done.without_topic:
         raise CliError(
             ExitCode.REFUSED,
@@ -198,6 +244,16 @@ def check_replayed(done: ReplayProgress) -> None:
         raise CliError(
             ExitCode.NOT_FOUND, "MESSAGE_NOT_FOUND", f"group {done.group!r} has no dead letter {', '.join(done.unknown_ids)}"
         )
+
+
+def _places(damaged: Iterable[DamagedLetters]) -> str:
+    """Which they are: by broker, in runs of offsets."""
+    by_broker: dict[str, list[str]] = {}
+    for each in damaged:
+        last = each.end_offset - 1
+        run = str(last) if last == each.begin_offset else f"{each.begin_offset} to {last}"
+        by_broker.setdefault(each.broker_name, []).append(run)
+    return "; ".join(f"offsets {', '.join(runs)} of broker {name}" for name, runs in by_broker.items())
 
 
 def _times(wanted: OffsetRange | None) -> tuple[datetime | None, datetime | None]:
@@ -233,7 +289,19 @@ def _row(message: Message) -> dict[str, Any]:
         "broker": message.queue.broker_name,
         "key": message.key,
         **body_fields(message.body),
+        "is_damaged": False,
     }
+
+
+def _damaged_rows(damaged: DamagedLetters) -> Iterator[dict[str, Any]]:
+    for offset in range(damaged.begin_offset, damaged.end_offset):
+        yield {
+            **dict.fromkeys(_SHOW_COLUMNS),
+            "offset": offset,
+            "broker": damaged.broker_name,
+            "body": "(damaged)",
+            "is_damaged": True,
+        }
 
 
 def _time_text(time: datetime | None) -> str:

@@ -307,3 +307,55 @@ def test_a_kill_takes_back_no_answer(tmp_path: Path) -> None:
             consumer.subscribe("%RETRY%k")
             assert {message.body for message in polled(consumer, 10)} == {b"%d" % n for n in range(10)}
         assert {message.body for message in dead_letters(broker, "k", 10)} == {b"%d" % n for n in range(10, 20)}
+
+
+def test_damaged_dead_letters_keep_no_other_from_being_replayed_and_shown(tmp_path: Path) -> None:
+    settings = {"PROTOMQ_STORE_CORRUPTION": "quarantine"}
+    with Broker(data_dir=tmp_path, environment=settings) as broker:
+        cli = partial(run, namesrv=broker.namesrv)
+        with Producer(namesrv=broker.namesrv) as producer, PullConsumer("g", namesrv=broker.namesrv) as consumer:
+            producer.send_batch("t", [b"letter %d" % number for number in range(9)])
+            consumer.subscribe("t")
+            for message in polled(consumer, 9):
+                consumer.send_back(message, dead_letter=True)
+            producer.send("t", b"behind them")
+        broker.stop()
+        store = tmp_path / "store"
+        dumped = jsonl(run("log", "dump", str(store), "--topic", "%DLQ%g"))
+        for row in dumped[2], dumped[5], dumped[6]:
+            flip(store, int(str(row["position"])) + 8)
+        broker.start()
+
+        shown = cli("dlq", "show", "g", "-c", "8", "-o", "jsonl", code=1)
+        sound, damaged = ([row["offset"] for row in jsonl(shown) if row["is_damaged"] is is_damaged] for is_damaged in (False, True))
+        assert (sound, damaged) == ([1, 3, 4, 7, 8], [2, 5, 6])
+        assert "damaged, and not shown: offsets 2, 5 to 6 of broker " in shown.stderr
+        with Admin(namesrv=broker.namesrv) as admin:
+            told: list[ReplayProgress] = []
+            done = admin.replay_dead_letters("g", on_progress=told.append)
+            assert (done.replayed, done.known, done.unreadable, done.lost) == (6, 0, 3, 0)
+            assert [(each.begin_offset, each.end_offset, each.is_lost) for each in done.damaged] == [(2, 3, False), (5, 7, False)]
+            assert (told[-1].looked_at, told[-1].total) == (9, 9)
+        replayed = cli("dlq", "replay", "g", "--time", "@-1h", "-o", "jsonl", code=1)
+        assert [(row["replayed"], row["known"], row["unreadable"]) for row in jsonl(replayed)] == [(0, 6, 3)]
+        assert "3 dead letters are left out, they are damaged: offsets 2, 5 to 6 of broker " in replayed.stderr
+
+        broker.stop()
+        run("log", "repair", str(store), "--keep", str(tmp_path / "kept"), "-y")
+        broker.start()
+        replayed = cli("dlq", "replay", "g", "--all", "-o", "jsonl")
+        assert [(row["replayed"], row["known"], row["unreadable"], row["lost"]) for row in jsonl(replayed)] == [(0, 6, 0, 3)]
+        assert "3 dead letters are lost, `protomq log repair` has taken them out: offsets 2, 5 to 6 of broker " in replayed.stderr
+        with PullConsumer(namesrv=broker.namesrv) as consumer:
+            consumer.subscribe("t")
+            again = [message.body for message in polled(consumer, 16) if message.replayed_group]
+        assert sorted(again) == [b"letter %d" % number for number in (0, 1, 3, 4, 7, 8)]
+
+
+def flip(store: Path, position: int) -> None:
+    """Changes one bit of the log's first segment, of a broker that is stopped."""
+    segment = store / "commitlog" / f"{0:020d}"
+    octets = segment.read_bytes()[position]
+    with segment.open("r+b") as file:
+        file.seek(position)
+        file.write(bytes([octets ^ 1]))

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ._async_transaction_producer import AsyncTransaction as AsyncTransaction
     from ._async_transaction_producer import AsyncTransactionProducer as AsyncTransactionProducer
     from ._connection_options import ConnectionOptions as ConnectionOptions
+    from ._dead_letters import DamagedLetters as DamagedLetters
     from ._dead_letters import DeadLetters as DeadLetters
     from ._dead_letters import ReplayProgress as ReplayProgress
     from ._group_admin import GroupSettings as GroupSettings
@@ -159,6 +160,7 @@ _LAZY = {
     "KnownMember": "_ha_admin",
     "LeadershipStatus": "_ha_admin",
     "ReplicaStatus": "_ha_admin",
+    "DamagedLetters": "_dead_letters",
     "DeadLetters": "_dead_letters",
     "ReplayProgress": "_dead_letters",
     "MessagePlace": "_message_track",
@@ -233,6 +235,7 @@ __all__ = [
     "KnownMember",
     "LeadershipStatus",
     "ReplicaStatus",
+    "DamagedLetters",
     "DeadLetters",
     "ReplayProgress",
     "MessagePlace",

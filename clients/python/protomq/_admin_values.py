@@ -28,7 +28,7 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """The state of one queue; `last_store_time` is None where it is empty."""
+    """The state of one queue; `last_store_time` is None where nothing can be read."""
 
     queue: MessageQueue
     offsets: QueueRange

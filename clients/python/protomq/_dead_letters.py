@@ -32,12 +32,26 @@ class DeadLetters:
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedLetters:
+    """Dead letters of a broker, from `begin_offset` to before `end_offset`, that stand in a damaged part of its log.
+
+    `is_lost`: they never come back, since `protomq log repair` has taken them out.
+    """
+
+    broker_name: str
+    begin_offset: int
+    end_offset: int
+    is_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayProgress:
     """How far a replay is, over all brokers.
 
     `replayed`: sent to their original topics by this replay. `known`: left out, since they had been replayed before. `without_topic`: left
     where they are, since their original topic is gone or takes no sends. `looked_at` of `total`: those that are to be looked at, as far as
-    is known. `unknown_ids`: ids of which no broker that was asked has a dead letter.
+    is known. `unknown_ids`: ids of which no broker that was asked has a dead letter. `damaged`: those that were left out, since they are
+    damaged.
     """
 
     group: str
@@ -47,6 +61,17 @@ class ReplayProgress:
     looked_at: int = 0
     total: int = 0
     unknown_ids: tuple[str, ...] = ()
+    damaged: tuple[DamagedLetters, ...] = ()
+
+    @property
+    def unreadable(self) -> int:
+        """How many are damaged; once a replica has healed them, another replay has them."""
+        return sum(each.end_offset - each.begin_offset for each in self.damaged if not each.is_lost)
+
+    @property
+    def lost(self) -> int:
+        """How many never come back, since `protomq log repair` has taken them out of the log."""
+        return sum(each.end_offset - each.begin_offset for each in self.damaged if each.is_lost)
 
 
 def list_dead_letters(
@@ -107,6 +132,7 @@ def replay_dead_letters(
             replayed=progress.replayed + answer.replayed_count,
             known=progress.known + answer.known_count,
             without_topic=progress.without_topic + answer.without_topic_count,
+            damaged=(*progress.damaged, *_damaged_in(answer, broker.broker_name)),
         )
         return answer
 
@@ -138,6 +164,7 @@ def replay_dead_letters(
     def _replay_range(broker: Any) -> None:
         answer = call(broker)
         seen = answer.replayed_count + answer.known_count + answer.without_topic_count
+        seen += sum(each.end_offset - each.begin_offset for each in _damaged_in(answer, broker.broker_name))
         end_offset = answer.end_offset  # as of the first call: what dies meanwhile is for the next replay
         tell(
             looked_at=progress.looked_at + seen,
@@ -157,6 +184,15 @@ def replay_dead_letters(
             metadata={"topic": dead_letter_topic(group), "consumer_group": group},
         )
     return replace(progress, unknown_ids=tuple(sorted(unknown))), failures
+
+
+def _damaged_in(answer: Any, broker_name: str) -> list[DamagedLetters]:
+    told = ((False, answer.unreadable_runs), (True, answer.lost_runs))
+    return [
+        DamagedLetters(broker_name, first, following, is_lost)
+        for is_lost, runs in told
+        for first, following in zip(runs[::2], runs[1::2], strict=True)
+    ]
 
 
 def _added(one: Any, known: DeadLetters | None) -> DeadLetters:

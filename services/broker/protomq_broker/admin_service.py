@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -221,8 +222,9 @@ class AdminService:
             min_offset, end_offset = self._store.queue_range(topic.name, queue_id)
             status = QueueStatus(queue_id=queue_id, min_offset=min_offset, end_offset=end_offset)
             if end_offset > min_offset:
-                store_time_ms = self._store.store_time_of(topic.name, queue_id, end_offset - 1)
-                status.last_store_time.CopyFrom(_timestamp(store_time_ms))
+                with suppress(KeyError):  # none can be read
+                    store_time_ms = self._store.store_time_of(topic.name, queue_id, end_offset - 1)
+                    status.last_store_time.CopyFrom(_timestamp(store_time_ms))
             queues.append(status)
         return DescribeTopicResponse(topic=topic_to_message(topic), queues=queues)
 

@@ -9,12 +9,14 @@ Rules:
 - What is named by id is looked up first, so that a wrong id changes nothing. Then it is replayed slice by slice, too, in one call.
 - The answer comes when a send would be answered, also if all were replayed before: that record may not be stored yet.
 - A dead letter whose original topic is gone, or takes no sends, stays where it is, and is counted.
+- What is damaged keeps no other from its replay: a slice that begins there skips it, and tells its offsets.
 - One of an expired transaction goes back to where expired ones stand. It never stood in the topic for which it was meant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -47,9 +49,11 @@ from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsa
 from .admin_service import check_page_token, page_size_of
 from .found_log import FoundLog
 from .request_times import AHEAD_MAX_MS, time_ms_of
+from .store.errors import CorruptLogError
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.queues.reading import ReadStatus
+from .store.state.replayed import OffsetRuns
 from .store.state.topics import require_group_name
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name, check_incarnation, keep_to_queues
@@ -147,8 +151,8 @@ class DeadLetterService:
             replayed_count=replayed.count_within(start, end),
         )
         if end > start:
-            store_time_ms = self._store.store_time_of(topic.name, QUEUE_ID, end - 1)
-            described.last_store_time.FromMilliseconds(store_time_ms)
+            with suppress(KeyError):  # none can be read
+                described.last_store_time.FromMilliseconds(self._store.store_time_of(topic.name, QUEUE_ID, end - 1))
         return described
 
     def _replay(self, calls: list[Call]) -> None:
@@ -265,11 +269,35 @@ class DeadLetterService:
         if first >= end:
             return []
         count = min(end - first, SLICE_COUNT_MAX)
-        result, data = store.read_to_copy(topic.name, QUEUE_ID, first, count, self._size_max_bytes())
+        try:
+            result, data = store.read_to_copy(topic.name, QUEUE_ID, first, count, self._size_max_bytes())
+        except CorruptLogError as error:
+            if error.lost is None:
+                raise
+            response.next_offset = min(max(error.next_offset, first + 1), first + count)
+            self._skip(error, range(first, response.next_offset), request, topic, response)
+            return []
         if result.status is not ReadStatus.FOUND:
             return []
         response.next_offset = min(result.next_offset, end)
         return [_letter(field) for field in result.fields_of(data)]
+
+    def _skip(
+        self,
+        error: CorruptLogError,
+        offsets: range,
+        request: ReplayDeadLettersRequest,
+        topic: TopicConfig,
+        response: ReplayDeadLettersResponse,
+    ) -> None:
+        """Tells which dead letters cannot be read. Those that were replayed before are known, as if they could."""
+        to_service_error(error)  # says the damage in the broker's log
+        known = self._store.groups.replayed(request.consumer_group, topic.incarnation)
+        unread = [offset for offset in offsets if request.again or offset not in known]
+        response.known_count += len(offsets) - len(unread)
+        is_final = error.is_gone or self._store.is_repaired(error.position)
+        told = response.lost_runs if is_final else response.unreadable_runs
+        told.extend(OffsetRuns(number for offset in unread for number in (offset, offset + 1)).numbers())
 
     def _look_up(self, ids: Iterable[str], topic: TopicConfig, response: ReplayDeadLettersResponse) -> list[tuple[int, str]]:
         """Where the newest dead letter with each id stands, in the order of the queue."""

@@ -19,7 +19,7 @@ class Lag(NamedTuple):
         low_offset: everything below was consumed.
         end_offset: one past the last readable offset.
         lag: readable messages that the group has not consumed. If it pops: those never handed out, and those not acknowledged.
-        delay_ms: how long ago the first of them was stored; 0 if there is none.
+        delay_ms: how long ago the first of them was stored; 0 if there is none. If it cannot be read, that of the next one that can.
     """
 
     low_offset: int
@@ -109,6 +109,6 @@ def lag_of(
         try:
             delay_ms = max(now_ms - (store_time_of or store.store_time_of)(topic, queue_id, first), 0)
         except KeyError:
-            # Retention has deleted the message meanwhile.
+            # Retention has deleted the message meanwhile, or none of the queue can be read.
             delay_ms = 0
     return Lag(place.low_offset, end_offset, count, delay_ms)

@@ -124,7 +124,8 @@ GROUPS: Final = Table(
         ),
         Metric(
             "protomq.group.delay", "s", "delay (s)",
-            "How long ago the first message was stored that the group has not consumed; 0: there is none",
+            "How long ago the first message was stored that the group has not consumed; 0: there is none. "
+            "If it is damaged: the next one that can be read",
         ),
     ),
 )  # fmt: skip

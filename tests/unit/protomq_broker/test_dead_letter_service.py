@@ -33,6 +33,7 @@ from protomq_broker.dead_letter_service import DeadLetterService
 from protomq_broker.request_times import AHEAD_MAX_MS
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.record_region import prove_region, set_kind
+from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.state.transactions import Ending, ended_record
@@ -95,6 +96,13 @@ class ReplayWorld(RetryWorld):
             answers.append(self.replay(**{**fields, "begin_offset": answers[-1].next_offset}))
         return answers
 
+    def damage(self, *offsets: int, end_offset: int = 0) -> None:
+        """These dead letters are found damaged, each alone, or all up to `end_offset`."""
+        for offset in offsets:
+            name = dead_letter_topic(GROUP)
+            start, end = (_place_of(self.store, name, each) for each in (offset, (end_offset or offset + 1) - 1))
+            self.store._quarantine.add(DamagedRange(start[0], end[1], 0, "a flipped bit"))
+
     def listed(self, **fields: Any) -> list[DeadLetters]:
         request = ListDeadLettersRequest(**fields)
         return list(self.service.list_dead_letters(request, None).groups)  # type: ignore[arg-type]
@@ -102,6 +110,12 @@ class ReplayWorld(RetryWorld):
     def replayed(self, topic: str = TOPIC, queue_id: int = 0) -> list[bytes]:
         found = self.read(topic, queue_id)
         return [record.body for record in found if record.transit.replayed_group]
+
+
+def _place_of(store: Store, topic: str, offset: int) -> tuple[int, int]:
+    (region,) = store.read(topic, 0, offset, 1, 1).regions
+    start = region.file.base_position + region.offset
+    return start, start + region.size_bytes
 
 
 def refusal(call: Callable[[], Any]) -> ServiceError:
@@ -506,8 +520,69 @@ def test_a_dead_letter_in_which_a_bit_flips_is_not_replayed(by_id: bool) -> None
         world.replay(message_ids=[id_of(letters[0]), id_of(letters[2])])
     else:
         assert world.replay().next_offset == 1
-        assert refusal(lambda: world.replay(begin_offset=1)).reason == "CORRUPT_LOG"
+        assert list(world.replay(begin_offset=1).unreadable_runs) == [1, 2]
         world.replay(begin_offset=2)
     assert world.replayed() == [b"first", b"third"]
     (damage,) = world.store.damaged_ranges
     assert damage.start_position <= letters[1].physical_offset < damage.end_position
+
+
+def one_by_one(count: int) -> ReplayWorld:
+    """Each dead letter is an append of its own, so that each can be damaged alone."""
+    world = ReplayWorld()
+    world.send(*(b"%d" % number for number in range(count)))
+    for message in world.read(TOPIC):
+        world.send_back([message], dead_letter=True)
+    return world
+
+
+@pytest.mark.parametrize("is_repaired", [False, True])
+def test_a_replay_skips_what_is_damaged_and_says_what(is_repaired: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = one_by_one(8)
+    world.damage(0, 7)
+    world.damage(3, end_offset=5)
+    monkeypatch.setattr(world.store._quarantine, "is_repaired", lambda _: is_repaired)
+    answers = world.replay_all()
+    unreadable = [list(answer.unreadable_runs) for answer in answers if answer.unreadable_runs]
+    lost = [list(answer.lost_runs) for answer in answers if answer.lost_runs]
+    told, untold = (lost, unreadable) if is_repaired else (unreadable, lost)
+    assert (told, untold) == ([[0, 1], [3, 5], [7, 8]], [])
+    assert (sum(answer.replayed_count for answer in answers), answers[-1].next_offset) == (4, 8)
+    assert world.replayed() == [b"1", b"2", b"5", b"6"]
+    assert sum(answer.known_count for answer in world.replay_all()) == 4
+    assert len(world.replayed()) == 4
+
+
+def test_what_was_replayed_before_it_was_damaged_is_known_and_left_out_only_if_it_is_wanted_again() -> None:
+    world = one_by_one(4)
+    assert world.replay(begin_offset=1, end_offset=2).replayed_count == 1
+    world.damage(0, end_offset=3)
+    (damaged, rest) = world.replay_all()
+    assert (list(damaged.unreadable_runs), damaged.known_count, rest.replayed_count) == ([0, 1, 2, 3], 1, 1)
+    assert list(world.replay(again=True).unreadable_runs) == [0, 3]
+
+
+def test_a_replay_of_offsets_says_nothing_of_damage_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = one_by_one(5)
+    world.damage(1, end_offset=4)
+    answer = world.replay(begin_offset=1, end_offset=3)
+    assert (list(answer.unreadable_runs), answer.next_offset, answer.end_offset) == ([1, 3], 3, 3)
+    monkeypatch.setattr(dead_letter_service, "SLICE_COUNT_MAX", 2)
+    assert list(world.replay(begin_offset=1).unreadable_runs) == [1, 3]  # as many as a slice has
+
+
+def test_what_is_healed_later_is_replayed_then() -> None:
+    world = one_by_one(3)
+    world.damage(1)
+    world.replay_all()
+    world.store._quarantine.replace(world.store._quarantine.ranges[0], [])
+    assert sum(answer.replayed_count for answer in world.replay_all()) == 1
+    assert world.replayed() == [b"0", b"2", b"1"]
+
+
+def test_the_newest_dead_letter_is_as_old_as_the_one_before_it_if_it_is_damaged() -> None:
+    world = one_by_one(2)
+    first_ms = world.dead_letters()[0].store_time_ms
+    world.damage(1)
+    (listed,) = world.listed()
+    assert listed.last_store_time.ToMilliseconds() == first_ms

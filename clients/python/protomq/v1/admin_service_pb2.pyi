@@ -155,7 +155,7 @@ class QueueStatus(_message.Message):
     """One past the last readable offset."""
     @_builtins.property
     def last_store_time(self) -> _timestamp_pb2.Timestamp:
-        """Store time of the newest message; absent if there is none."""
+        """Store time of the newest message that can be read; absent if there is none."""
 
     def __init__(
         self,

@@ -438,7 +438,8 @@ class QueueLag(_message.Message):
     """
     delay_ms: _builtins.int
     """How long ago the first of them was stored in this queue, in milliseconds; 0 if there is none. It counts on when retention has deleted it, and
-    a copy is kept for the group.
+    a copy is kept for the group. If it is damaged, its time is unknown: then it is that of the next one that can be read, or else of the last one
+    before it, or 0.
     """
     def __init__(
         self,

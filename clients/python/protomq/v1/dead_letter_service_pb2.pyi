@@ -66,7 +66,7 @@ class DeadLetters(_message.Message):
     """How many of them were replayed."""
     @_builtins.property
     def last_store_time(self) -> _timestamp_pb2.Timestamp:
-        """When the newest one was stored; absent if there is none."""
+        """When the newest one that can be read was stored; absent if there is none."""
 
     def __init__(
         self,
@@ -177,6 +177,8 @@ class ReplayDeadLettersResponse(_message.Message):
     KNOWN_COUNT_FIELD_NUMBER: _builtins.int
     WITHOUT_TOPIC_COUNT_FIELD_NUMBER: _builtins.int
     UNKNOWN_MESSAGE_IDS_FIELD_NUMBER: _builtins.int
+    UNREADABLE_RUNS_FIELD_NUMBER: _builtins.int
+    LOST_RUNS_FIELD_NUMBER: _builtins.int
     next_offset: _builtins.int
     """Where to go on."""
     end_offset: _builtins.int
@@ -191,6 +193,16 @@ class ReplayDeadLettersResponse(_message.Message):
     def unknown_message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of which this broker has no dead letter of the group."""
 
+    @_builtins.property
+    def unreadable_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Dead letters that this call skipped, since they stand in a damaged part of the log, without those in known_count: offsets, start, end,
+        start, end. Once a replica has healed them, another replay has them. A call with message_ids is refused with CORRUPT_LOG instead.
+        """
+
+    @_builtins.property
+    def lost_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Likewise those that `protomq log repair` has taken out of the log, or that it lacks for good."""
+
     def __init__(
         self,
         *,
@@ -200,10 +212,12 @@ class ReplayDeadLettersResponse(_message.Message):
         known_count: _builtins.int = ...,
         without_topic_count: _builtins.int = ...,
         unknown_message_ids: _abc.Iterable[_builtins.str] | None = ...,
+        unreadable_runs: _abc.Iterable[_builtins.int] | None = ...,
+        lost_runs: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "known_count", b"known_count", "next_offset", b"next_offset", "replayed_count", b"replayed_count", "unknown_message_ids", b"unknown_message_ids", "without_topic_count", b"without_topic_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "known_count", b"known_count", "lost_runs", b"lost_runs", "next_offset", b"next_offset", "replayed_count", b"replayed_count", "unknown_message_ids", b"unknown_message_ids", "unreadable_runs", b"unreadable_runs", "without_topic_count", b"without_topic_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -375,6 +375,8 @@ def replay_row(progress: ReplayProgress) -> Row:
         "replayed": progress.replayed,
         "known": progress.known,
         "without_topic": progress.without_topic,
+        "unreadable": progress.unreadable,
+        "lost": progress.lost,
         "unknown_ids": list(progress.unknown_ids),
     }
 

@@ -403,7 +403,7 @@ def test_look_ups_by_key_by_id_and_by_time_give_nothing_of_a_damaged_part() -> N
             assert store.offset_at_time("topic", 0, start_ms + 19_000) == 9
             assert store.offset_at_time("topic", 0, start_ms + 24_000) == 12
         else:
-            assert store.store_time_of("topic", 0, 10) == 0
+            assert store.store_time_of("topic", 0, 10) == store.store_time_of("topic", 0, 11) > 0
         assert [d.start_position for d in store.damaged_ranges] == [position]
 
 

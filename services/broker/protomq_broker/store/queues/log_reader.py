@@ -287,13 +287,45 @@ class LogReader:
         return min(offset, queue.first_at_or_beyond(self._positions.readable)) if is_readable else offset
 
     def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Returns the store time of a message in ms since 1970. Raises KeyError if it is deleted or not readable."""
+        """Returns the store time of a message in ms since 1970. Raises KeyError if it is deleted or not readable.
+
+        Nobody knows that of a message which the log has lost. Then it is that of the next one in the queue that can be read, or else of
+        the last one before it. Raises KeyError, too, if there is neither.
+        """
         queue = self._queues.find(topic, queue_id)
         start, end = self.queue_range(topic, queue_id)
         if queue is None or not start <= queue_offset < end:
             raise KeyError((topic, queue_id, queue_offset))
+        lost = self._unreadable_at(queue, queue_offset)
+        if lost is None:
+            return self._store_time(*queue.entry(queue_offset)[:2])
+        first, following = lost
+        while following < end:
+            further = self._unreadable_at(queue, following)
+            if further is None:
+                return self._store_time(*queue.entry(following)[:2])
+            following = further[1]
+        while first > start:
+            further = self._unreadable_at(queue, first - 1)
+            if further is None:
+                return self._store_time(*queue.entry(first - 1)[:2])
+            first = further[0]
+        raise KeyError((topic, queue_id, queue_offset))
+
+    def _unreadable_at(self, queue: ConsumeQueue, queue_offset: int) -> tuple[int, int] | None:
+        """None if the store time of a message can be read, else the queue offsets [first, following) around it of which none can be."""
         position, size, _ = queue.entry(queue_offset)
-        return self._store_time(position, size)
+        if self._store_time(position, size):
+            return None
+        damage = self.damage_at(position)
+        if damage is not None:
+            first, following = lost_in(queue, damage)
+        elif size:  # its segment is gone
+            base = position - position % self._folder.segment_size_bytes
+            first, following = map(queue.first_at_or_beyond, (base, base + self._folder.segment_size_bytes))
+        else:  # fills the place of lost records: all of these have the position behind the last good one
+            first, following = map(queue.first_at_or_beyond, (position, position + 1))
+        return min(first, queue_offset), max(following, queue_offset + 1)
 
     def position_at_time(self, topic: str, time_ms: int) -> int:
         """A position of the log before which nothing of the topic stands that was stored at `time_ms` or later."""
