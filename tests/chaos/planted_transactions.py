@@ -20,6 +20,7 @@ from protomq_broker.store.state.transactions import (
     Verdict,
 )
 from protomq_broker.system_writer import SystemWriter
+from protomq_broker.transaction_checks import TransactionChecks
 from protomq_broker.waiting_answers import WaitingAnswers
 
 from .checker import Violation
@@ -100,6 +101,11 @@ def _asks_at_once() -> Any:
     return mock.patch.object(Transactions, "__init__", init)
 
 
+def _store_times_tell_when_half_messages_began() -> Any:
+    """They do, too, where the wall clock was set back, and store times stand still."""
+    return mock.patch.object(TransactionChecks, "begun_record", return_value=None)
+
+
 def _records_before_half_messages() -> Any:
     """A start takes what became of half messages before it has them."""
     real = half_messages.HalfMessages.open_replayed
@@ -129,6 +135,7 @@ TRANSACTION_BUGS: Final[
     ("forgets endings at a start", _forgets_endings_at_a_start, check_transactions),
     ("answers decisions before they are stored", _answers_before_it_is_stored, check_transactions),
     ("asks producers at once", _asks_at_once, check_transactions),
+    ("goes by store times that stand still", _store_times_tell_when_half_messages_began, check_transactions),
     ("takes endings before half messages", _records_before_half_messages, check_transactions),
     ("recalls what is committed", recalls_take_whatever_waits, check_transactions),
 )  # fmt: skip

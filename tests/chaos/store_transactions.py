@@ -7,6 +7,7 @@ crash the broker has its caches, or nothing but the log. Its log is judged by an
     E3   a decision is answered the same each time
     E4   nobody reads a half message, by offset, key or id
     E6   the broker tells the same as its log, and forgets no question that it asked
+    E8   nobody is asked early, by a clock that nobody sets; once too early where the wall clock was set ahead
 """
 
 from __future__ import annotations
@@ -35,11 +36,55 @@ from tests.support.transaction_world import (
 )
 
 from .checker import Violation, parse_log
-from .checker.transactions import Key, TransactionLog, check_answers, transactions_of
+from .checker.transactions import (
+    IMMUNITY_MS,
+    INTERVAL_MS,
+    Key,
+    TransactionLog,
+    check_answers,
+    transactions_of,
+)
 
 STEPS = 60
 QUEUES = 2
 TOPIC = "topic"
+FASTEST = 1.1
+"""How much faster than the monotonic clock log time may be, which follows the wall clock."""
+INEXACT_MS = 20
+
+
+class Promises:
+    """E8: since when each open transaction waits for its next question, by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._waits: dict[Key, tuple[int, int | None, bool]] = {}
+        """By id: how often it was asked about; since when it waits, None if nobody knows; whether it may be asked about too early."""
+
+    def set_ahead(self) -> None:
+        """Somebody has set the wall clock ahead: each open one may be asked about once, too early."""
+        self._waits = {key: (count, since_ms, True) for key, (count, since_ms, _) in self._waits.items()}
+
+    def check(self, open_: dict[Key, int], now_ms: int, *, has_crashed: bool) -> list[Violation]:
+        """What the log has open after a step, by id how often it was asked about."""
+        found = []
+        waits: dict[Key, tuple[int, int | None, bool]] = {}
+        for key, count in open_.items():
+            if key not in self._waits:
+                waits[key] = count, now_ms if not count else None, False
+                continue
+            before, since_ms, may_be_early = self._waits[key]
+            if count == before:
+                waits[key] = before, since_ms, may_be_early
+            elif count < before:  # a power cut took the question back
+                waits[key] = count, None, may_be_early
+            else:
+                least_ms = (INTERVAL_MS if before else IMMUNITY_MS) / FASTEST - INEXACT_MS
+                if since_ms is not None and not may_be_early and now_ms - since_ms < least_ms:
+                    found.append(Violation("E8", f"{key} is asked about {now_ms - since_ms} ms after its beginning, or the last question"))
+                # The next start still has to see that store times are ahead, if this step did not end.
+                waits[key] = count, now_ms, may_be_early and has_crashed
+        self._waits = waits
+        return found
 
 
 class TransactionsWorld:
@@ -55,6 +100,8 @@ class TransactionsWorld:
         self.last_endings: list[int] = []
         self.ended: set[Key] = set()
         self.asked: dict[Key, int] = {}
+        self.promises = Promises()
+        self.has_crashed = False
         self.restart_count = 0
 
     # Operations.
@@ -132,7 +179,10 @@ class TransactionsWorld:
 
     def set_clock(self) -> None:
         """Somebody sets the wall clock."""
-        self.world.clock.wall_offset_ms += self.rng.choice((-3_600_000, 3_600_000, 60_000))
+        step_ms = self.rng.choice((-3_600_000, -20_000, 3_600_000, 60_000))
+        self.world.clock.wall_offset_ms += step_ms
+        if step_ms > 0:
+            self.promises.set_ahead()
 
     def checkpoint(self) -> None:
         """Caches are written."""
@@ -168,7 +218,8 @@ class TransactionsWorld:
             if count < self.asked.get(key, 0):
                 self._say("E6", f"{key} was asked about {self.asked[key]} times, now {count}")
         self.asked = dict(log.open)
-        found = self.found + log.violations + check_answers(log, self.handles, self.decided, self.ended)
+        found = self.promises.check(log.open, self.world.clock.time_ms, has_crashed=self.has_crashed)
+        found += self.found + log.violations + check_answers(log, self.handles, self.decided, self.ended)
         found += [
             Violation("E1", f"{record.sequence} was committed, and is recalled")
             for record in taken_back(self.world.sends._recalls, self.world.store)
@@ -213,16 +264,16 @@ def check_transactions(seed: int, fired: Counter[str] | None = None) -> list[Vio
         may_crash = rng.random() < 0.4
         if may_crash:
             world.world.disk.fail_at(rng.randrange(1, 25), Fault.CRASH)
-        has_crashed = False
+        world.has_crashed = False
         try:
             action()
         except SimulatedCrash:
-            has_crashed = True
+            world.has_crashed = True
             fired[f"crash in {action.__name__}"] += 1
         except (StoreError, OSError) as error:
             return [Violation("crash", f"step {number}, {action.__name__}: {error!r}")]
         world.world.disk.plan = None
-        if has_crashed or may_crash or rng.random() < 0.2:
+        if world.has_crashed or may_crash or rng.random() < 0.2:
             world.restart()
         found = world.check()
         fired.update(f"ended as {ending}" for ending in world.last_endings)

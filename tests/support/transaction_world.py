@@ -21,6 +21,7 @@ from protomq.v1.transaction_service_pb2 import (
     WaitForChecksResponse,
 )
 from protomq_broker.config import BrokerConfig
+from protomq_broker.log_time import LogTime
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.topics import TopicConfig
@@ -107,6 +108,8 @@ class World:
     clock: WallClock = field(default_factory=WallClock)
     config: BrokerConfig = field(default_factory=BrokerConfig)
     sync_flush: bool = False
+    log_time: LogTime | None = None
+    """Of the start before, on the same boot of the machine; None: it begins at the wall clock."""
     sequence: int = 0
 
     def start(self) -> World:
@@ -127,7 +130,7 @@ class World:
         writer = SystemWriter(self.permit)
         writer.start(self.store, self.lane)  # type: ignore[arg-type]
         self.waiting = WaitingAnswers(self.store, self.clock)
-        self.sends = send_service(self.store, self.config, self.clock, self.waiting, writer)
+        self.sends = send_service(self.store, self.config, self.clock, self.waiting, writer, self.log_time)
         self.checks = self.sends._checks
         log_time = self.checks._log_time
         endings = TransactionEndings(self.store, writer, log_time)
@@ -141,6 +144,7 @@ class World:
             self.checks,
         )
         self.mover = TimerMover(self.store, writer, log_time)
+        self.checks.begin()
         return self
 
     def restart(self, disk: SimDisk | None = None) -> World:

@@ -442,7 +442,7 @@ class Broker:
         server.start_late_lanes()
         self._mover.start()
         self._healing.start()
-        self._writer.post(self._checks.arm)
+        self._writer.post(self._checks.begin)
         self._writer.post(self._locks.arm)
         pop_lane = server.pools[POP_LANE].lanes[0]
         pop_lane.post(partial(self._pop.begin, pop_lane))

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from protomq.v1.send_service_pb2 import RecallMessageRequest, SendResponse, SendStatus
 from protomq.v1.topic_pb2 import TopicType
 from protomq.wire.record import FLAG_DUE_TIME, FLAG_KIND_HALF, encode_message_id
+from protomq.wire.topics import TRANSACTIONS_TOPIC
 from protomq_ha.replicas import Confirmation
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
@@ -25,6 +26,7 @@ from .queue_choice import QueueChoice
 from .send_request import ProducerIdentity, parse_send_header, read_records
 from .store.errors import AppendTooLargeError
 from .store.log.append import AppendRequest
+from .store.log.commit_log import Reserve
 from .store.state.send_errors import SendInFlightError
 from .store.state.sent_runs import SEQUENCE_END_MAX
 from .store.state.topics import incarnation_of_first
@@ -84,7 +86,7 @@ def _check_copies_fit(region: RecordRegion, append_size_max_bytes: int) -> None:
 class _Group:
     """The sends that are appended together: with one write, one seal."""
 
-    __slots__ = ("new_topics", "orders", "requests", "size_bytes")
+    __slots__ = ("has_halves", "new_topics", "orders", "requests", "size_bytes")
 
     def __init__(self) -> None:
         self.orders: list[_Pending] = []
@@ -92,6 +94,7 @@ class _Group:
         self.new_topics: list[_Pending] = []
         """Those of the orders that create their topic."""
         self.size_bytes = 0
+        self.has_halves = False
 
 
 class SendService:
@@ -169,6 +172,8 @@ class SendService:
             if order.new_topic is not None:
                 group.new_topics.append(order)
             group.size_bytes += len(region.data)
+            if region.flags & FLAG_KIND_HALF:
+                group.has_halves = True
             if group.size_bytes >= self._group_size_bytes:
                 self._append(group)
                 group = _Group()
@@ -268,7 +273,7 @@ class SendService:
             self._store.drop_claims()
             return
         try:
-            end_position = self._store.append(group.requests)
+            end_position = self._append_halves(group) if group.has_halves else self._store.append(group.requests)
         except Exception as error:
             failure = to_service_error(error)
             for order in group.orders:
@@ -306,6 +311,17 @@ class SendService:
                 )
             self._answer(order, response, end_position, handles)
         self._waiting.request_flush()
+
+    def _append_halves(self, group: _Group) -> int:
+        """Appends sends with half messages among them, and when those are due, if their store times do not tell. Returns where they end."""
+        store = self._store
+        begun = self._checks.begun_record(group.requests)
+        if begun is None:
+            return store.append(group.requests)
+        if group.size_bytes + len(begun) + COPY_ROOM_BYTES <= store.append_size_max_bytes:
+            return store.append_moved(group.requests, [(TRANSACTIONS_TOPIC, [begun])], Reserve.MESSAGES)
+        store.append(group.requests)  # only if segments are small
+        return store.append_state(TRANSACTIONS_TOPIC, [begun])
 
     def _add_handles(self, response: SendResponse, request: AppendRequest) -> bytes:
         """Adds the handles of messages that nobody gets yet: delayed and half messages. Returns further fields of the response."""

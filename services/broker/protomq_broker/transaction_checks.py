@@ -3,7 +3,8 @@
     due < record "checked" < readable < a held call of the group is answered; the producer ends the transaction, or is asked again
 
 Rules:
-- A half message is asked about once it is `immunity_ms` old, then every `interval_ms`, `check_count_max` times. A check counts when it
+- A half message is asked about once it is `immunity_ms` old, then every `interval_ms`, `check_count_max` times. It is that old by the
+  clock of checks. Where its store time is behind that clock, a record of the same append says when it is due. A check counts when it
   is made, whether or not a producer of the group was there (as with RocketMQ). The next interval later the transaction expires: its
   message goes to TRANS_CHECK_MAX_TIME_TOPIC, and nobody else gets it.
 - The broker asks the producers of the group in turn. If there is none, it asks the first that comes, at once.
@@ -30,12 +31,14 @@ from protomq.wire.topics import EXPIRED_TOPIC, TRANSACTIONS_TOPIC
 from .check_clock import CheckClock
 from .said_once import SaidOnce
 from .store.state.half_copies import copied_size_max_bytes, first_halves
+from .store.state.half_messages import half_keys
 from .store.state.topics import TopicConfig
 from .store.state.transactions import (
     Ending,
     HalfMessage,
     TransactionKey,
     checked_record,
+    due_record,
     ended_record,
 )
 
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from protomq_runtime.timers import Timer
 
     from .log_time import LogTime
+    from .store.log.append import AppendRequest
     from .store.store import Store
     from .system_writer import SystemWriter
     from .transaction_handles import Handles
@@ -58,6 +62,8 @@ BATCH_COUNT_MAX: Final = 128
 TURN_INTERVAL_MS: Final = 50.0
 """Shortest time between two turns: half messages that fall due in between are asked about together."""
 RETRY_INTERVAL_MS: Final = 1_000.0
+APART_MAX_MS: Final = 10
+"""How far a store time may be from the clock of checks. Log time follows the wall clock to about 2 ms, unless that is set."""
 STORED_TIMEOUT_MS: Final = 60_000.0
 UNASKED_MAX: Final = 100_000
 """Most transactions that wait for a producer of their group. Beyond that, the broker asks only after the next interval."""
@@ -92,6 +98,7 @@ class TransactionChecks:
         self._clock = clock
         self._check_clock = CheckClock(log_time.now_ms(), clock.monotonic_ms())
         self._handles = handles
+        self._is_begun = False
         self._timer: Timer | None = None
         self._timer_due_ms = 0
         self._waiters: dict[str, deque[_Waiter]] = {}
@@ -111,6 +118,34 @@ class TransactionChecks:
             self._log_time.now_ms(), store_time_ms, self._clock.monotonic_ms()
         )
 
+    def begun_record(self, requests: Sequence[AppendRequest]) -> bytes | None:
+        """The record for the append of these sends, which says when their half messages are due; None if their store times do.
+
+        Store times stand still while the wall clock is behind them. By those alone, producers would be asked at once.
+        """
+        now_ms = self.now_ms()
+        if now_ms - self._store.next_store_time_ms() <= APART_MAX_MS:
+            return None
+        return self._store.transactions.begun_record(half_keys(requests), now_ms)
+
+    def begin(self) -> None:
+        """Called when the broker begins to lead."""
+        self._run()
+
+    def _amend(self) -> None:
+        """Says again when open transactions are due, where the clock of checks is another one than before this start.
+
+        After another boot of the machine, or a fail-over, it may be behind. Then they would be asked about late. An earlier version let
+        store times alone decide. Where the wall clock is behind, they would be asked about early.
+        """
+        now_ms = self.now_ms()
+        apart_ms = now_ms - self._store.next_store_time_ms()
+        amended = self._store.transactions.amended(now_ms, apart_ms if apart_ms > APART_MAX_MS else 0)
+        for start in range(0, len(amended), BATCH_COUNT_MAX):
+            self._writer.append(TRANSACTIONS_TOPIC, [due_record(amended[start : start + BATCH_COUNT_MAX])])
+        if amended:
+            self._waiting.request_flush()
+
     def arm(self) -> None:
         """Called when a check may be due earlier than before."""
         due_ms = self._store.transactions.next_due_ms()
@@ -127,6 +162,9 @@ class TransactionChecks:
     def _run(self) -> None:
         self._timer = None
         try:
+            if not self._is_begun:
+                self._amend()
+                self._is_begun = True
             self.turn()
         except Exception:
             log.exception("transactions could not be checked; the broker tries again soon")

@@ -102,7 +102,9 @@ class TransactionsRecord(_message.Message):
     CHECK_COUNTS_FIELD_NUMBER: _builtins.int
     DUE_TIMES_MS_FIELD_NUMBER: _builtins.int
     events: _builtins.bytes
-    """One byte each: 1 committed, 2 rolled back, 3 expired, 4 checked, 5 carried forward: the half message was appended again."""
+    """One byte each: 1 committed, 2 rolled back, 3 expired, 4 checked, 5 carried forward: the half message was appended again.
+    5 also stands where only the due time is told, since the store time does not tell it.
+    """
     time_ms: _builtins.int
     """When the checks of this record were made: milliseconds since 1970-01-01 UTC."""
     @_builtins.property

@@ -91,7 +91,7 @@ class Appender:
         if (
             self._leadership.follower is not None
             or commit_log.failure
-            or (self._refusals.by_housekeeping and apply_state is None)
+            or (self._refusals.by_housekeeping and reserve is Reserve.MESSAGES)
         ):
             self._repeated.drop_claims()
             raise self._refusal()

@@ -403,6 +403,7 @@ class Store:
         self.append = appender.append
         self.append_state = appender.append_state
         self.append_moved = appender.append_moved
+        self.next_store_time_ms = appender.next_store_time_ms
         self.find_repeated = sent_again.find
         self.drop_claims = self._repeated.drop_claims
         # Any thread.

@@ -190,6 +190,12 @@ def region_keys(region: RecordRegion) -> list[TransactionKey]:
     return list(map(new_key, zip(*producer, region_sequences(region), strict=False)))
 
 
+def half_keys(requests: Sequence[AppendRequest]) -> list[TransactionKey]:
+    """Names of the transactions that the half messages among some sends begin."""
+    regions = [request.region for request in requests]
+    return [key for region in regions if region.flags & FLAG_KIND_MASK == FLAG_KIND_HALF for key in region_keys(region)]
+
+
 def region_sequences(region: RecordRegion) -> range:
     """Sequences of the messages of a request."""
     return range(region.first_sequence, region.first_sequence + region.count)

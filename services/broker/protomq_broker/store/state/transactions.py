@@ -65,7 +65,11 @@ _COLUMNS: Final = (
 """Tags and kinds of the fields that have a key."""
 _CHECKED: Final = 4
 _CARRIED: Final = 5
-"""Stand where an ending would: the transaction was checked, or carried forward with its half message, and stays open."""
+"""Stand where an ending would: the transaction was checked, or its record says when it is due, and stays open. The latter is said where
+its half message is carried forward, and where its store time does not tell.
+"""
+APART_MIN_MS: Final = 100
+"""Times that are closer to each other are the same."""
 
 
 Key = tuple[int, int, int]
@@ -95,7 +99,7 @@ class HalfMessage(NamedTuple):
 class CheckPlan:
     """When a producer is asked.
 
-    Attributes: immunity_ms: from the store time to the first check; interval_ms: between two checks; check_count_max: then it expires.
+    Attributes: immunity_ms: from the half message to the first check; interval_ms: between two checks; check_count_max: then it expires.
     """
 
     immunity_ms: int = 6_000
@@ -348,7 +352,10 @@ class Transactions:
         while len(found) < count_max and (next_ms := self.next_due_ms()) is not None:
             if next_ms > now_ms:
                 break
-            found.append(heapq.heappop(self._due))
+            entry = heapq.heappop(self._due)
+            if found and entry == found[-1]:  # it got another time, and then this one again
+                continue
+            found.append(entry)
             known = self._open[found[-1][1]]
             may_check = known.check_count < self._plan.check_count_max
             (due.to_check if may_check else due.to_expire).append(known.half)
@@ -381,13 +388,30 @@ class Transactions:
 
     def carried_record(self, keys: Sequence[TransactionKey]) -> bytes:
         """The body of a record that goes with half messages that are appended again: how often they were checked, and when they are due."""
-        known = [self._open[key] for key in keys]
-        return _record(
-            keys,
-            bytes([_CARRIED]) * len(keys),
-            check_counts=[one.check_count for one in known],
-            due_times_ms=[one.due_ms for one in known],
-        )
+        return due_record([self._open[key] for key in keys])
+
+    def begun_record(self, keys: Sequence[TransactionKey], now_ms: int) -> bytes:
+        """The body of a record that goes with half messages that are sent at `now_ms`, whatever their store time is."""
+        count = len(keys)
+        dues_ms = [now_ms + self._plan.immunity_ms] * count
+        return _record(keys, bytes([_CARRIED]) * count, check_counts=[0] * count, due_times_ms=dues_ms)
+
+    def amended(self, now_ms: int, apart_ms: int) -> list[OpenTransaction]:
+        """Open transactions at a start, with the times when they are due by its clock: those that have another one by that.
+
+        None is due later than if it began, or was checked, now. `apart_ms`: store times of this moment are behind the clock by that. So
+        may be those that alone tell when a transaction has begun.
+        """
+        plan = self._plan
+        found = []
+        for known in self.open_transactions():
+            due_ms = known.due_ms
+            if not known.check_count and due_ms == known.half.store_time_ms + plan.immunity_ms:
+                due_ms += apart_ms
+            due_ms = min(due_ms, now_ms + (plan.interval_ms if known.check_count else plan.immunity_ms))
+            if max(due_ms, now_ms) != max(known.due_ms, now_ms) and abs(due_ms - known.due_ms) >= APART_MIN_MS:
+                found.append(known._replace(due_ms=due_ms))
+        return found
 
     # Parts, with the lock held.
 
@@ -436,6 +460,16 @@ def ended_record(keys: Sequence[TransactionKey], endings: bytes) -> bytes:
 def checked_record(keys: Sequence[TransactionKey], time_ms: int) -> bytes:
     """The body of a record that says which transactions are checked at `time_ms`."""
     return _record(keys, bytes([_CHECKED]) * len(keys), time_ms=time_ms)
+
+
+def due_record(all_open: Sequence[OpenTransaction]) -> bytes:
+    """The body of a record that says how often open transactions were checked, and when they are due."""
+    return _record(
+        [one.half.key for one in all_open],
+        bytes([_CARRIED]) * len(all_open),
+        check_counts=[one.check_count for one in all_open],
+        due_times_ms=[one.due_ms for one in all_open],
+    )
 
 
 def _record(keys: Sequence[TransactionKey], events: bytes, **more: Any) -> bytes:
