@@ -341,8 +341,8 @@ class ConnectionPool:
         self._options = options
         self._idle: deque[Connection] = deque()
         self._held: dict[Connection, int] = {}
-        """Those with a call that the server holds until there is something, and the thread that waits; 0 once `end_held` has ended it.
-        `close` ends these calls.
+        """Those with a call that the server holds until there is something, and the thread that waits; 0 once `close` or `end_held` has
+        ended it.
         """
         self._held_lock = threading.Lock()
         self._closed = False
@@ -429,7 +429,7 @@ class ConnectionPool:
         try:
             return connection.exchange(method, payload, timeout_s, False, is_replaced)
         except ConnectionLostError:
-            if self._closed or not self._held[connection]:
+            if not self._held[connection]:
                 raise ClosedError("it was closed while this call waited") from None
             raise
         finally:
@@ -462,6 +462,7 @@ class ConnectionPool:
         with self._held_lock:
             self._closed = True
             for connection in self._held:
+                self._held[connection] = 0
                 connection.interrupt()
         self._drop_idle()
 
