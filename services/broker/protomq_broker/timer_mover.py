@@ -10,7 +10,7 @@ Rules:
 - A batch is prepared again, not appended, if meanwhile one of its messages was recalled or carried forward, or a topic was deleted.
 - A message whose queue takes no more messages, since its topic has fewer now, goes to another one (`topic_access.keep_to_queues`).
 - A record that cannot be read is left out and logged; its message is set aside. A part of the log may leave quarantine, healed or deleted.
-  Then what stands in no damage any more is looked at again. The next start looks at all of it.
+  Then what stands in no damage any more is looked at again. The next start looks at all of it. What a repair has taken out is dropped.
 - What cannot be appended (a full disk) is tried again.
 """
 
@@ -128,14 +128,14 @@ class TimerMover:
             self.has_more = len(due) == BATCH_COUNT_MAX or len(rows) < len(due)
             deleted = store.topics.deleted
             copies = copies_of(rows, store.read_records, store.has_topic_of, keeps_due_times=False)
-            unreadable = copies.unreadable
-            gone = unreadable[unreadable["position"] < store.min_position]
-            self._leave_aside(unreadable[unreadable["position"] >= store.min_position])
-            self._writer.run(lambda: self._append(copies, gone, watch, deleted))
+            is_lost = self._are_lost(copies.unreadable)
+            lost = copies.unreadable[is_lost]
+            self._leave_aside(copies.unreadable[~is_lost])
+            self._writer.run(lambda: self._append(copies, lost, watch, deleted))
         return True
 
     def _append(
-        self, copies: Copies, gone: NDArray[Any], watch: Watch, deleted: Mapping[str, int]
+        self, copies: Copies, lost: NDArray[Any], watch: Watch, deleted: Mapping[str, int]
     ) -> None:
         """Appends a batch on the send lane. `deleted`: the deleted topics when the copies were made; the store replaces this mapping and
         never changes it.
@@ -143,7 +143,7 @@ class TimerMover:
         ends = (
             (copies.rows, TimerEnd.TIMER_END_DELIVERED),
             (copies.dropped, TimerEnd.TIMER_END_DROPPED),
-            (gone, TimerEnd.TIMER_END_DROPPED),
+            (lost, TimerEnd.TIMER_END_DROPPED),
         )
         if self._store.topics.deleted is not deleted or any(watch.has_ended(rows).any() for rows, _ in ends):
             self.has_more = True
@@ -172,6 +172,14 @@ class TimerMover:
         self._left_quarantine_count = left_count
         if count:
             log.warning("%d delayed messages that could not be read are looked at again: their parts of the log are healed or gone", count)
+
+    def _are_lost(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which of these can never be read: retention has deleted them, or `protomq log repair` has taken them out."""
+        is_deleted: NDArray[np.bool_] = rows["position"] < self._store.min_position
+        is_repaired = np.array([self._store.is_repaired(position) for position in rows["position"].tolist()], np.bool_)
+        if (count := np.count_nonzero(is_repaired & ~is_deleted)):
+            log.error("%d delayed messages are lost: `protomq log repair` has taken them out", count)
+        return is_deleted | is_repaired
 
     def _leave_aside(self, rows: NDArray[Any]) -> None:
         if not len(rows):

@@ -9,7 +9,8 @@ Rules:
   message goes to TRANS_CHECK_MAX_TIME_TOPIC, and nobody else gets it.
 - The broker asks the producers of the group in turn. If there is none, it asks the first that comes, at once.
 - A question has the number that its own record made, however late that is stored. So no two questions have the same number.
-- The broker never asks about a damaged half message, and never expires it: it waits for healing, or for an operator.
+- The broker never asks about a damaged half message, and never expires it: it waits for healing, or for an operator. Once it can be read,
+  producers are asked at least once more.
 - A timer of the lane runs while a transaction is open. Messages are read in batches of a few milliseconds.
 """
 
@@ -107,6 +108,8 @@ class TransactionChecks:
         self._unasked_count = 0
         self._offered_count = 0
         """How often a transaction was to be kept since ended ones were dropped."""
+        self._unread: set[TransactionKey] = set()
+        """Those that could not be read when producers were to be asked about them last."""
         self._said = SaidOnce()
 
     # Time.
@@ -176,10 +179,13 @@ class TransactionChecks:
         """Asks about one batch of due half messages. Returns whether any were due."""
         now_ms = self.now_ms()
         due = self._store.transactions.due(now_ms, BATCH_COUNT_MAX)
-        if due.to_expire:
-            self._expire(self._first(due.to_expire), now_ms)
-        if due.to_check:
-            self._check(self._first(due.to_check), now_ms)
+        # All checks of one may have gone by while it was damaged.
+        to_check = [*due.to_check, *(half for half in due.to_expire if half.key in self._unread)]
+        to_expire = [half for half in due.to_expire if half.key not in self._unread]
+        if to_expire:
+            self._expire(self._first(to_expire), now_ms)
+        if to_check:
+            self._check(self._first(to_check), now_ms)
         return bool(due.to_check or due.to_expire)
 
     def _first(self, halves: Sequence[HalfMessage]) -> list[HalfMessage]:
@@ -327,7 +333,12 @@ class TransactionChecks:
         The question has the message's stored bytes, because its CRC covers them in this form.
         """
         found = []
-        for half, field in self.fields_of(halves):
+        fields = self.fields_of(halves)
+        read = {half.key for half, _ in fields}
+        self._unread = {key for key in self._unread if self._store.transactions.find(key) is not None}
+        self._unread |= {half.key for half in halves}
+        self._unread -= read
+        for half, field in fields:
             check = TransactionCheck(
                 transaction_handle=self._handles.encode(half.position, half.key),
                 check_count=counts[half.key],

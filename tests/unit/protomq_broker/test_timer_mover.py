@@ -29,6 +29,7 @@ from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.timer import recalled
 from protomq_broker.store.timer.timer import timer_record
 from protomq_broker.store.timer.timer_rows import MESSAGE, make_rows
+from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
@@ -632,6 +633,20 @@ def test_what_was_set_aside_waits_no_more_when_its_segment_goes(world: World) ->
     assert world.store.delete_segments_below(world.store.appended_position) > SEGMENT
     assert world.deliver() == []
     assert world.store.pending.count == world.store.pending.size_bytes == 0
+
+
+def test_what_a_repair_has_taken_out_waits_no_more(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    sent = [world.send(b"%d" % at, delay_ms=1_000) for at in range(3)]
+    _damaged_while_open(world, sent[1])
+    assert world.deliver(1_001) == [b"0", b"2"]
+    world.store.close()
+    repair("/s", "/kept", disk=world.disk)
+    world.restart()
+    assert world.store.pending.count == 1
+    assert world.deliver() == [b"0", b"2"]
+    assert world.store.pending.count == world.store.pending.size_bytes == 0
+    assert "1 delayed messages are lost: `protomq log repair` has taken them out" in caplog.text
+    assert world.restart().store.pending.count == 0
 
 
 def test_a_clock_that_is_set_ahead_delivers_nothing_early(world: World) -> None:

@@ -766,6 +766,24 @@ def test_what_is_damaged_is_asked_about_by_nobody_and_does_not_expire(world: Wor
     assert world.store.transactions.find(half.key) is not None
 
 
+def test_what_is_healed_behind_all_its_checks_is_asked_about_before_it_expires(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = world.half(b"x")
+    with monkeypatch.context() as damaged:
+        damaged.setattr(world.store, "read_records", lambda positions, sizes: (b"", positions, positions < 0))
+        for _ in range(20):
+            world.turns(30_000)
+    call = world.wait()
+    world.turns(30_000)
+    (check,) = checks_of(call)
+    assert check.message.body == b"x"
+    world.end((handle, COMMIT))
+    assert world.delivered() == [b"x"]
+    world.half(b"y")
+    for _ in range(20):
+        world.turns(30_000)
+    assert world.open() == [], "what could be read all the time expires as it did"
+
+
 # Starts, crashes, retention.
 
 
