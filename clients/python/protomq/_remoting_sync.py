@@ -328,6 +328,10 @@ class Connection:
         self._stream.close()
 
 
+def _closed_meanwhile() -> ClosedError:
+    return ClosedError("it was closed while this call waited")
+
+
 class ConnectionPool:
     """The sockets of one server and lane. Any thread; `deque` is what makes it safe."""
 
@@ -427,15 +431,18 @@ class ConnectionPool:
                 raise ClosedError("the transport is closed")
             self._held[connection] = threading.get_ident()
         try:
-            return connection.exchange(method, payload, timeout_s, False, is_replaced)
+            answer = connection.exchange(method, payload, timeout_s, False, is_replaced)
         except ConnectionLostError:
             if not self._held[connection]:
-                raise ClosedError("it was closed while this call waited") from None
+                raise _closed_meanwhile() from None
             raise
         finally:
             # Before its socket is closed, and the number may be another one's.
             with self._held_lock:
-                del self._held[connection]
+                is_ended = not self._held.pop(connection)
+        if is_ended:  # Its socket is shut down, whatever came before that.
+            raise _closed_meanwhile()
+        return answer
 
     def prepare(self, timeout_s: float) -> None:
         """Opens a connection for the calls to come. Raises ConnectFailedError, or the ServerError of the refusal."""

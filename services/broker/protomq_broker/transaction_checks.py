@@ -133,6 +133,8 @@ class TransactionChecks:
 
     def begin(self) -> None:
         """Called when the broker begins to lead."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._run()
 
     def _amend(self) -> None:

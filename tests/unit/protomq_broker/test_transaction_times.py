@@ -155,6 +155,25 @@ def test_one_that_gets_its_time_back_is_asked_about_once_then(world: World) -> N
     assert world.store.transactions.due(known.due_ms, 10).to_check == [known.half]
 
 
+def test_after_a_crash_with_a_clock_that_is_behind_each_is_asked_about_once(world: World) -> None:
+    """A start gives them the times that they have already, in another order."""
+    world.request(SendRequest(topic="fill", queue_id=0, records=[Record(body=b"before")]))
+    world.clock.wall_offset_ms = -HOUR_MS
+    for number, producer_id in enumerate((9, 5, 1)):
+        world.turns(1_000)
+        record = world.record(b"half %d" % number)
+        record.producer_id, record.sequence = producer_id, 0
+        world.request(SendRequest(topic="topic", queue_id=0, records=[record], half=True))
+    world.store.close()
+    for name in world.disk.list("/s"):
+        if name != "commitlog":
+            world.disk.remove(f"/s/{name}")
+    world.restart(world.disk)
+    for _ in range(16):
+        world.turns(500)
+    assert [known.check_count for known in world.store.transactions.open_transactions()] == [1, 1, 1]
+
+
 # The clock by itself.
 
 

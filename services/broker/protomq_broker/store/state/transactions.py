@@ -347,16 +347,16 @@ class Transactions:
 
     def due(self, now_ms: int, count_max: int) -> Due:
         """At most `count_max` whose time has come, the longest due first. They stay due until the log says what was done."""
-        found: list[tuple[int, Key]] = []
+        found: dict[tuple[int, Key], None] = {}
         due = Due([], [])
         while len(found) < count_max and (next_ms := self.next_due_ms()) is not None:
             if next_ms > now_ms:
                 break
             entry = heapq.heappop(self._due)
-            if found and entry == found[-1]:  # it got another time, and then this one again
+            if entry in found:  # it got another time, and then this one again
                 continue
-            found.append(entry)
-            known = self._open[found[-1][1]]
+            found[entry] = None
+            known = self._open[entry[1]]
             may_check = known.check_count < self._plan.check_count_max
             (due.to_check if may_check else due.to_expire).append(known.half)
         for entry in found:
