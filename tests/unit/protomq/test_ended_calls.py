@@ -22,7 +22,7 @@ def test_a_held_call_that_is_ended_as_its_answer_comes_leaves_no_dead_connection
         return 0, b"answer"
 
     connection.exchange = answer
-    monkeypatch.setattr(pool, "_open", lambda _: connection)
+    monkeypatch.setattr(ConnectionPool, "_open", lambda *_: connection)
     with pytest.raises(ClosedError):
         pool.call(_methods.WAIT_FOR_CHECKS, [b""], 1.0, False)
     connection.interrupt.assert_called_once()
