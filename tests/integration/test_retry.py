@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -60,8 +60,16 @@ def polled(consumer: PullConsumer, count: int) -> list[Message]:
 
 
 def dead_letters(broker: Broker, group: str, count: int) -> list[Message]:
+    topic = f"%DLQ%{group}"
+
+    def is_there() -> bool:
+        with suppress(TopicNotFoundError):
+            return bool(consumer.queues(topic))
+        return False
+
     with PullConsumer(namesrv=broker.namesrv) as consumer:
-        consumer.subscribe(f"%DLQ%{group}")
+        wait_for(is_there)  # The name server may not know it yet.
+        consumer.subscribe(topic)
         return polled(consumer, count)
 
 
