@@ -441,14 +441,7 @@ def is_filled(
 
     `previous_crc32c`: with which the chain comes to the range; None if nobody knows it.
     """
-    walker = LogWalker(
-        disk,
-        folder,
-        damage.start_position,
-        previous_crc32c,
-        end_position=damage.end_position,
-        unreadable_is_damage=True,
-    )
+    walker = _walker_of(disk, folder, damage, previous_crc32c, unreadable_is_damage=True)
     if any(block.runs for block in walker):
         return False
     return (walker.position, walker.crc32c) == (damage.end_position, damage.previous_crc32c)
@@ -468,14 +461,7 @@ def holds_again(
     """
     if previous_crc32c is None and damage.start_position % folder.segment_size_bytes:
         return False
-    walker = LogWalker(
-        disk,
-        folder,
-        damage.start_position,
-        previous_crc32c,
-        end_position=damage.end_position,
-        unreadable_is_damage=unreadable_is_damage,
-    )
+    walker = _walker_of(disk, folder, damage, previous_crc32c, unreadable_is_damage=unreadable_is_damage)
     for _ in walker:
         pass
     end = damage.end_position, damage.previous_crc32c
@@ -507,6 +493,20 @@ def write_quarantine(disk: Disk, path: str, damaged: Sequence[DamagedRange]) -> 
         for found in damaged
     ]
     write_json_file(disk, path, {"ranges": ranges})
+
+
+def _walker_of(
+    disk: Disk, folder: SegmentFolder, damage: DamagedRange, previous_crc32c: int | None, *, unreadable_is_damage: bool
+) -> LogWalker:
+    """Walks a range that was damaged, and no further."""
+    return LogWalker(
+        disk,
+        folder,
+        damage.start_position,
+        previous_crc32c,
+        end_position=damage.end_position,
+        unreadable_is_damage=unreadable_is_damage,
+    )
 
 
 def _resync_in(
