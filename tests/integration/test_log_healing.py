@@ -83,3 +83,7 @@ def test_a_delayed_message_that_is_damaged_when_it_falls_due_is_delivered_after_
             wait_for(lambda: "1 delayed messages cannot be read" in master.log_text(), PATIENCE_S)
             wait_for(lambda: "are healed from a" in master.log_text(), PATIENCE_S)
             wait_for(lambda: b"later" in bodies(master), PATIENCE_S)
+            assert bodies(master).count(b"later") == 1
+            end = master.status().end_position
+            slave.wait_for_all_of(master)
+            assert master.log_bytes(end) == slave.log_bytes(end)
