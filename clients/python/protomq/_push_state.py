@@ -481,7 +481,10 @@ class PushState:
         if not self.options.orderly:
             share = -(-self._waiting_count // max(idle_count, 1))
             count = min(count, max(share, self._run_length(RUN_SHARED_S)))
-        count = min(max(count, listener.batch_size or 1), len(waiting))
+        if listener.batch_size is not None:
+            # Whole batches: the rest of a run would come as a short list though more are here.
+            count = -(-count // listener.batch_size) * listener.batch_size
+        count = min(count, len(waiting))
         if work.listener is None:
             for i in range(1, count):
                 if self.listener_of(waiting[i]) is not listener:

@@ -222,6 +222,21 @@ def test_fast_listeners_get_long_runs_and_slow_ones_share_them_out() -> None:
     assert len(offsets(slow.next_run(0.0, 1))) == 2
 
 
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_run_is_of_whole_batches_while_there_are_enough(orderly: bool) -> None:
+    made = state(batch_size=3, orderly=orderly)
+    made.offer(Q1, messages(0, 3, Q1))
+    # 1.1 ms a message: within the time of a run a thread does four.
+    finish(made, made.next_run(0.0), 0.0033)
+    made.offer(Q0, messages(0, 11))
+    counts = []
+    while (run := made.next_run(0.0)) is not None:
+        counts.append(run.count)
+        finish(made, run, 0.0011 * run.count)
+    assert sum(counts) == 11
+    assert all(count % 3 == 0 for count in counts[:-1]), counts
+
+
 def test_what_stands_behind_a_message_that_takes_long_goes_to_others() -> None:
     made = state()
     quick(made)
