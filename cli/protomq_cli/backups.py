@@ -29,7 +29,7 @@ from protomq_cli.places import refuse_ahead
 
 if TYPE_CHECKING:
     from protomq_broker.log_client import LogClient
-    from protomq_broker.store.tools.backup import CopyReport
+    from protomq_broker.store.tools.backup_manifest import CopyReport
 
 _COLUMNS = (
     "broker", "first_position", "end_position", "end_time", "copied_bytes", "linked_bytes", "earliest_position", "earliest_time",
@@ -132,7 +132,8 @@ def backup(
     """
     with import_tools():
         from protomq_broker.failed_opens import full_disk_named
-        from protomq_broker.store.tools.backup import FolderSource, LinkingSource, back_up
+        from protomq_broker.store.tools.backup import back_up
+        from protomq_broker.store.tools.backup_source import FolderSource, LinkingSource
         from protomq_broker.store.tools.offline import check_is_store
     _refuse_inside(folder)
     if broker is None:
@@ -174,8 +175,8 @@ def restore(
     with import_tools():
         from protomq_broker.failed_opens import full_disk_named
         from protomq_broker.store.errors import CutError
-        from protomq_broker.store.tools.backup import Cut, read_manifest
         from protomq_broker.store.tools.backup import restore as restore_store
+        from protomq_broker.store.tools.backup_manifest import Cut, read_manifest
     _refuse_inside(folder)
     cut = Cut()
     if time is not None:

@@ -95,7 +95,7 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
     """
     with offline_store(store):
         from protomq_broker.store.config import BACKUP_NAME
-        from protomq_broker.store.tools.backup import read_manifest
+        from protomq_broker.store.tools.backup_manifest import read_manifest
         from protomq_broker.store.tools.verify import FindingKind
         from protomq_broker.store.tools.verify import verify as verify_store
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -164,6 +165,9 @@ WORDS: Final = {
 """Words for which there is a plainer one, or for which the glossary of CONTRIBUTING.md has another; and that one."""
 LONG_STILL: Final = {"CHANGELOG.md": "history", "docs/benchmarks.md": "tables of figures", "docs/profiles.md": "a laboratory's book"}
 """Pages whose sentences may be longer than `WORDS_MAX`, and why."""
+
+SECTIONS_BY_SUBJECT: Final = ("### Added", "### Changed", "### Fixed")
+"""Of the changelog: a reader looks for what concerns one part of the system."""
 
 LOADERS: Final = ("eval", "exec", "os.system", "os.popen", "yaml.load")
 PROGRAM_MODULES: Final = ("subprocess", "multiprocessing", "pickle", "marshal", "shelve")
@@ -447,6 +451,27 @@ def long_sentences_of_page(name: str, text: str) -> Iterator[str]:
     if name not in LONG_STILL:
         for sentence in sentences_of_document(text):
             yield from _long(f"{name}:{sentence.line}", sentence)
+
+
+def misplaced_entries(changelog: str) -> Iterator[str]:
+    """Entries of a changelog, and its headings, that stand twice; entries of Added, Changed and Fixed that stand under no subject."""
+    heading = subject = ""
+    found: list[str] = []
+    for line in changelog.splitlines():
+        if line.startswith("#### "):
+            subject = line
+        elif line.startswith("### "):
+            heading, subject = line, ""
+            found.append(line)
+        elif line.startswith("- "):
+            found.append(line)
+            if not subject and heading in SECTIONS_BY_SUBJECT:
+                yield f"without a subject: {line}"
+        elif line.startswith("  ") and found:
+            found[-1] += " " + line.strip()
+    for text, count in Counter(found).items():
+        if count > 1:
+            yield f"twice: {text}"
 
 
 def _long(place: str, sentence: Sentence) -> Iterator[str]:

@@ -235,6 +235,24 @@ def test_entries_of_the_changelog_have_their_first_lines() -> None:
     assert not LOST_HEAD.findall((ROOT / "CHANGELOG.md").read_text())
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("### Fixed\n\n#### Pop\n\n- A (#1).\n- B\n  C.\n", ""),
+        ("### Fixed\n\n- A (#1).\n\n#### Pop\n\n- B.\n", "without a subject: - A (#1)."),
+        ("### Fixed\n\n#### Pop\n\n- A\n  b.\n\n### Changed\n\n#### Pop\n\n- A b.\n", "twice: - A b."),
+        ("### Added\n\n#### Pop\n\n- A.\n\n### Added\n\n#### Pop\n\n- B.\n", "twice: ### Added"),
+    ],
+)
+def test_an_entry_of_the_changelog_that_stands_twice_or_nowhere_is_found(text: str, found: str) -> None:
+    assert list(tidy_rules.misplaced_entries(text)) == ([found] if found else [])
+
+
+def test_entries_of_the_changelog_stand_once_and_by_subject() -> None:
+    """Two branches that both write the page make one with everything twice, if they are merged by `union`."""
+    assert not list(tidy_rules.misplaced_entries((ROOT / "CHANGELOG.md").read_text()))
+
+
 def test_every_rule_has_something_planted() -> None:
     assert {rule for rule, _, _ in PLANTED} == set(RULES)
 

@@ -185,7 +185,7 @@ def check_selector(selector: object, queue: object = None) -> None:
 
 def is_coroutine_function(call: object) -> bool:
     """A coroutine function, or an object whose `__call__` is one."""
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004 - an object's method.
 
 
 def is_generator_function(call: object) -> bool:

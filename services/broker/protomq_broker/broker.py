@@ -206,6 +206,20 @@ class Broker:
             self.store, lambda: replicas_of(config, self.name), self.name
         )
         self._waiting = WaitingAnswers(self.store, clock)
+        self._wire_groups(config, clock)
+        delays = self._wire_sends(config, clock)
+        self._wire_reads(config, clock)
+        self._wire_changes(config, clock, delays, version)
+        self._server: Server | None = None
+        # The lock protects the next two fields: a start that was given up may still be running for a while.
+        self._registering = threading.Lock()
+        self._registration: BrokerRegistration | None = None
+        self._is_unregistered = False
+        self._is_starting = True
+        self._announced_topics: tuple[TopicsSnapshot, BrokerTopics] | None = None
+
+    def _wire_groups(self, config: BrokerConfig, clock: Clock) -> None:
+        """Members of groups, their locks and their commits."""
         memberships = Memberships(
             clock.monotonic_ms(),
             settle_ms=config.member_settle_ms,
@@ -235,6 +249,9 @@ class Broker:
         self._memberships.listen_for_gone(self._locks.gone)
         self._lock_counts = locks.counts
         self._commits = OffsetCommits(self.store, self._writer, self._waiting, config, locks, MemberCommits(memberships))
+
+    def _wire_sends(self, config: BrokerConfig, clock: Clock) -> Delays:
+        """Sends, and what comes of messages that wait: delays and transactions."""
         self._mover = TimerMover(self.store, self._writer, self._log_time)
         delays = Delays(
             self._log_time,
@@ -268,6 +285,10 @@ class Broker:
         self._send = SendService(
             self.store, config, clock, self._waiting, delays, recalls, halves, self._checks
         )
+        return delays
+
+    def _wire_reads(self, config: BrokerConfig, clock: Clock) -> None:
+        """Pulls and pops, and the filters of both."""
         modules = FilterModules(Disk(), f"{config.data_dir}/config/filters")
         self._pull = PullService(
             self.store, config, self._commits, modules, clock, lambda: self._replication.service.views
@@ -288,6 +309,9 @@ class Broker:
         self._filters = FilterService(modules, self._forget_module, self.store.id)
         self._filter_follower = self._follow_filters(modules)
         self.store.on_topic_deleted = self._signal_deleted
+
+    def _wire_changes(self, config: BrokerConfig, clock: Clock, delays: Delays, version: str) -> None:
+        """Offsets, retries, settings of groups, dead letters, replies, and administration."""
         self._consumer = ConsumerService(self.store, self._commits, clock)
         self._send_backs = SendBacks(
             self.store, config, self._writer, self._waiting, delays, self._log_time
@@ -323,13 +347,6 @@ class Broker:
             permit=self._permit,
             changes=changes,
         )
-        self._server: Server | None = None
-        # The lock protects the next two fields: a start that was given up may still be running for a while.
-        self._registering = threading.Lock()
-        self._registration: BrokerRegistration | None = None
-        self._is_unregistered = False
-        self._is_starting = True
-        self._announced_topics: tuple[TopicsSnapshot, BrokerTopics] | None = None
 
     def add_services(self, table: DispatchTable) -> None:
         """Puts the broker's services into the table, and adds the broker's hook after the services' hooks."""

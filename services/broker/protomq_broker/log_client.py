@@ -10,7 +10,7 @@ from protomq.v1 import options_pb2
 from protomq_runtime.addresses import Address
 from protomq_runtime.remoting_client import RemotingClient
 
-from .store.tools.backup import SourceLook
+from .store.tools.backup_source import SourceLook
 
 CALL_TIMEOUT_S: Final = 10.0
 PART_SIZE_BYTES: Final = 1 << 20

@@ -1,8 +1,9 @@
 """MembershipService: holds the calls of members of consumer groups, and answers them when members or their queues change.
 
-`memberships.py` has the state; this module has the calls. Each member has one held call, its latest. The service gathers news for
-GATHER_MS: a hundred members who come together get one answer each, not a hundred. The time grows with the group: each answer has all
-members, so an answer to everybody costs the square of their number.
+`memberships.py` has the state, `member_questions.py` has the callers who want a member to describe itself; this module has the members'
+calls. Each member has one held call, its latest. The service gathers news for GATHER_MS: a hundred members who come together get one
+answer each, not a hundred. The time grows with the group: each answer has all members, so an answer to everybody costs the square of
+their number.
 
 It runs on the consumer lane, which may have several threads. A lock protects the state; each call is answered on its own lane.
 """
@@ -19,7 +20,6 @@ from google.protobuf.message import DecodeError
 
 from protomq.v1.membership_service_pb2 import (
     DescribeMemberRequest,
-    DescribeMemberResponse,
     HoldMembershipRequest,
     HoldMembershipResponse,
     LeaveGroupRequest,
@@ -27,7 +27,6 @@ from protomq.v1.membership_service_pb2 import (
     ListedMember,
     ListMembersRequest,
     ListMembersResponse,
-    MemberDescription,
     TakenQueues,
     TopicQueueCount,
 )
@@ -37,12 +36,18 @@ from protomq_runtime.errors import (
     Code,
     ServiceError,
     invalid_argument,
-    too_many,
     unparsable,
 )
 from protomq_runtime.regions import Region, SharedBytes
 
 from .group_members import MEMBER_SIZE_MAX
+from .member_questions import (
+    DESCRIPTION_WAIT_MAX_MS,
+    DESCRIPTION_WAIT_MS,
+    MemberId,
+    MemberQuestions,
+    WaitingCall,
+)
 from .memberships import (
     Group,
     MemberKey,
@@ -64,7 +69,6 @@ if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallContext, CallLane
     from protomq_runtime.clock import Clock
     from protomq_runtime.server import Server
-    from protomq_runtime.timers import Timer
 
 log = logging.getLogger("protomq.broker")
 
@@ -90,38 +94,13 @@ TOGETHER_MIN_MS: Final = 5_000.0
 TICK_MS: Final = 500.0
 """Interval at which the service looks for members that were not heard of in time."""
 
-QUESTIONS_MAX: Final = 64
-"""Most questions that may wait for members to describe themselves."""
-DESCRIPTION_MAX_BYTES: Final = 1 << 20
-DESCRIPTION_WAIT_MS: Final = 5_000
-DESCRIPTION_WAIT_MAX_MS: Final = 30_000
-
-MemberId = tuple[str, MemberKey]
-"""Group and member."""
 MAKE_ALIKE: Final = "Topics, filters and settings have to be the same in all members: else messages come to nobody, or twice"
 
 
-class _Question:
-    """A caller that wants a member to describe itself."""
-
-    __slots__ = ("call", "is_asked", "member", "timer", "wants_stacks")
-
-    def __init__(self, call: Call, member: MemberId, wants_stacks: bool) -> None:
-        self.call = call
-        self.member = member
-        self.wants_stacks = wants_stacks
-        self.is_asked = False
-        self.timer: Timer | None = None
-
-
-class _Waiter:
+class _Waiter(WaitingCall):
     """The held call of a member."""
 
-    __slots__ = ("call", "timer")
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.timer: Timer | None = None
+    __slots__ = ()
 
     @property
     def request(self) -> HoldMembershipRequest:
@@ -186,8 +165,7 @@ class MembershipService:
         self._between: dict[MemberId, Call] = {}
         """The last call of each member that was answered and has not called again yet."""
         self._encoded: dict[str, _Encoded] = {}
-        self._questions: dict[int, _Question] = {}
-        self._question_id = 0
+        self._questions = MemberQuestions(self._lock)
         self._news: set[str] = set()
         self._looks_at_topics = False
         self._is_stopping = False
@@ -232,10 +210,9 @@ class MembershipService:
         with self._lock:
             self._is_stopping = True
             held = [waiter for of_group in self._waiters.values() for waiter in of_group.values()]
-            waiters: list[_Waiter | _Question] = [*held, *self._questions.values()]
-            self._questions.clear()
-        for waiter in waiters:
-            waiter.call.lane.post(partial(self._refuse, waiter))
+            waiting: list[WaitingCall] = [*held, *self._questions.take_all()]
+        for one in waiting:
+            one.call.lane.post(one.refuse)
 
     def topics_changed(self) -> None:
         """Called when topics were created, changed or deleted. Any thread."""
@@ -375,10 +352,10 @@ class MembershipService:
             self._warn_of_difference(name, said, group)
         self._between.pop(member, None)
         if request.HasField("description"):
-            self._take_description(member, request.description)
+            self._questions.answer(member, request.description)
             request.ClearField("description")  # It is not to stay for as long as the call is held.
             call.payload = request.SerializeToString()
-        question_id = self._question_for(member) if request.hold_ms > 0 else 0
+        question_id = self._questions.next_for(member) if request.hold_ms > 0 else 0
         is_claim = request.claims_only and knows_this_start and request.known_version > 0
         is_up_to_date = knows_this_start and request.known_version == group.version
         # A caller that has part of the news which is being gathered waits for the rest.
@@ -431,41 +408,15 @@ class MembershipService:
                 f"this broker knows no member {request.client_id!r} of the group {name!r}",
                 metadata={"consumer_group": name, "client_id": request.client_id},
             )
-        if len(self._questions) >= QUESTIONS_MAX:
-            raise too_many("questions", QUESTIONS_MAX, f"{QUESTIONS_MAX} members are being asked already")
         member = (name, keys[0])
-        self._question_id += 1
-        number = self._question_id
-        question = self._questions[number] = _Question(call, member, request.wants_stacks)
-        question.timer = call.lane.call_later(call.hold_time_ms(wait_ms), partial(self._end_question, number))
-        call.hold(partial(self._end_question, number, is_gone=True))
+        self._questions.add(call, member, wait_ms, wants_stacks=request.wants_stacks)
         # A member that holds no call now is asked in the answer to its next call.
         waiter = self._pop_waiter(member)
         if waiter is not None:
             self._memberships.answered(*member, self._clock.monotonic_ms())
             self._between[member] = waiter.call
-            answer = self._answer(waiter.request, self._question_for(member))
-            waiter.call.lane.post(partial(_answer_held, waiter, answer))
-
-    def _question_for(self, member: MemberId) -> int:
-        """Returns the number of the next question to a member; 0: there is none."""
-        for number, question in self._questions.items():
-            if question.member == member and not question.is_asked:
-                question.is_asked = True
-                return number
-        return 0
-
-    def _take_description(self, member: MemberId, description: MemberDescription) -> None:
-        question = self._questions.get(description.description_id)
-        if question is None or question.member != member:
-            return  # Who asked has gone.
-        del self._questions[description.description_id]
-        response = DescribeMemberResponse(description=description)
-        if description.ByteSize() > DESCRIPTION_MAX_BYTES:
-            response = DescribeMemberResponse(
-                description=MemberDescription(kind=description.kind, version=description.version, is_cut=True)
-            )
-        question.call.lane.post(partial(_answer_question, question, response.SerializeToString()))
+            answer = self._answer(waiter.request, self._questions.next_for(member))
+            waiter.call.lane.post(partial(waiter.answer, *answer))
 
     def _take_out_closed(self) -> None:
         """Takes out members that died between two calls: the connection of the last one is closed. Calls of gRPC do not tell."""
@@ -528,7 +479,7 @@ class MembershipService:
         response.is_confirmed = request.only_if_member
         if question_id:
             response.description_id = question_id
-            response.wants_stacks = self._questions[question_id].wants_stacks
+            response.wants_stacks = self._questions.wants_stacks(question_id)
         if is_claim:
             response.is_about_claims = True
             taken = known.taken(name, (request.member.client_id, request.member.nonce))
@@ -634,7 +585,7 @@ class MembershipService:
                 self._between[name, key] = waiter.call
                 answers.append((waiter, self._answer(request)))
         for waiter, answer in answers:
-            _answer_held(waiter, answer)
+            waiter.answer(*answer)
         if keys and group is not None:
             lane.post(partial(self._tell_some, lane, name, keys))
 
@@ -646,7 +597,7 @@ class MembershipService:
             self._memberships.answered(*member, self._clock.monotonic_ms())
             self._between[member] = waiter.call
             answer = self._answer(waiter.request)
-        _answer_held(waiter, answer)
+        waiter.answer(*answer)
 
     def _broke(self, member: MemberId, waiter: _Waiter) -> None:
         """Notes that the caller of a held call is gone."""
@@ -670,42 +621,11 @@ class MembershipService:
         """Answers a call that a newer call of its member has replaced: what is news by now, the newer one is told."""
         with self._lock:
             answer = self._answer_replaced(waiter.request)
-        _answer_held(waiter, answer)
-
-    def _refuse(self, waiter: _Waiter | _Question) -> None:
-        if waiter.timer is not None:
-            waiter.timer.cancel()
-        if not waiter.call.answered:
-            waiter.call.fail(SHUTTING_DOWN)
-
-
-    def _end_question(self, number: int, is_gone: bool = False) -> None:
-        """Ends a question whose time is over, or whose caller is gone."""
-        with self._lock:
-            question = self._questions.pop(number, None)
-        if question is not None:
-            if is_gone and question.timer is not None:
-                question.timer.cancel()
-            elif not is_gone:
-                _answer_question(question, b"")
-
-
-def _answer_question(question: _Question, payload: bytes) -> None:
-    if question.timer is not None:
-        question.timer.cancel()
-    if not question.call.answered:
-        question.call.answer(payload)
+        waiter.answer(*answer)
 
 
 def void(value: object) -> None:
     """Does nothing: a callback for an unwanted result."""
-
-
-def _answer_held(waiter: _Waiter, answer: _Answer) -> None:
-    if waiter.timer is not None:
-        waiter.timer.cancel()
-    if not waiter.call.answered:
-        waiter.call.answer(*answer)
 
 
 def _shared(data: bytes) -> tuple[Region, ...]:

@@ -63,7 +63,7 @@ class SharedBytes:
 
     def __init__(self, name: str, data: bytes) -> None:
         """`name` is for people who look at the process's descriptors. Raises OSError: there is no descriptor left."""
-        self._file = open(os.memfd_create(name), "wb", buffering=0)  # noqa: SIM115
+        self._file = open(os.memfd_create(name), "wb", buffering=0)  # noqa: SIM115 - it is closed with this object.
         self._size_bytes = len(data)
         view = memoryview(data)
         while view:

@@ -35,12 +35,11 @@ from protomq.v1.membership_service_pb2 import (
     MemberTopic,
 )
 from protomq_broker.group_members import GroupMembers
+from protomq_broker.member_questions import DESCRIPTION_MAX_BYTES, QUESTIONS_MAX
 from protomq_broker.membership_service import (
     ANSWERS_MAX,
     BACK_MS,
-    DESCRIPTION_MAX_BYTES,
     GATHER_MAX_MS,
-    QUESTIONS_MAX,
     SMALL_COUNT,
     TICK_MS,
     MembershipService,

@@ -33,15 +33,9 @@ from protomq_broker.store.log.epochs import (
 from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.store.tools.backup import (
-    Cut,
-    FolderSource,
-    LinkingSource,
-    SourceLook,
-    back_up,
-    read_manifest,
-    restore,
-)
+from protomq_broker.store.tools.backup import back_up, restore
+from protomq_broker.store.tools.backup_manifest import Cut, read_manifest
+from protomq_broker.store.tools.backup_source import FolderSource, LinkingSource, SourceLook
 from protomq_broker.store.tools.offline import open_offline
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import FindingKind, verify

@@ -14,8 +14,9 @@ from protomq_broker.store.files.disk import write_fully
 from protomq_broker.store.log.agreement import LogPoint
 from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.store.store import Store
-from protomq_broker.store.tools import backup
-from protomq_broker.store.tools.backup import FolderSource, LinkingSource, back_up, restore
+from protomq_broker.store.tools import log_copy
+from protomq_broker.store.tools.backup import back_up, restore
+from protomq_broker.store.tools.backup_source import FolderSource, LinkingSource
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
@@ -247,7 +248,7 @@ def test_a_log_that_is_cut_while_a_backup_proves_it_is_cut_in_a_file_of_its_own(
         folder.clear_from(100)
         return data
 
-    monkeypatch.setattr(backup, "read_fully", read_and_cut)
+    monkeypatch.setattr(log_copy, "read_fully", read_and_cut)
     back_up(source, "/b", disk=disk)
     assert disk.content(KEPT) == log["0" * 20] != disk.content(FIRST)
     assert verify("/b", disk=disk) == []

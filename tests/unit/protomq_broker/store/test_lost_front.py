@@ -17,7 +17,8 @@ from protomq_broker.store.start import front_note
 from protomq_broker.store.start.front_note import FRONT_NAME
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.store.tools.backup import FolderSource, back_up
+from protomq_broker.store.tools.backup import back_up
+from protomq_broker.store.tools.backup_source import FolderSource
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import FindingKind, verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash

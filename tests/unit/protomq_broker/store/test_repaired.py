@@ -145,8 +145,8 @@ def test_offsets_at_the_end_of_a_queue_that_were_taken_out_are_given_to_no_other
     follower = promoted(follower)
     follower.append([make_request([b"new"], queue_id=1)])
     assert follower.appended_end_offset("topic", 1) == 21
-    fields = follower.read("topic", 1, 20, 10, 1 << 20).record_fields()
-    assert [RecordBatch.FromString(field).records[0].body for field in fields] == [b"new"]
+    found = follower.read("topic", 1, 20, 10, 1 << 20)
+    assert [RecordBatch.FromString(field).records[0].body for field in found.fields_of(found.octets())] == [b"new"]
 
 
 def test_offsets_of_a_deleted_topic_are_not_given_back_to_it() -> None:

@@ -7,7 +7,8 @@ import pytest
 from protomq.wire.hashing import key_hash_of
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.store import Store
-from protomq_broker.store.tools.backup import FolderSource, back_up
+from protomq_broker.store.tools.backup import back_up
+from protomq_broker.store.tools.backup_source import FolderSource
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import SimDisk
 from tests.support.transaction_world import COMMIT, World

@@ -4,7 +4,7 @@ A segment has a fixed size, is preallocated, and is named by the physical offset
 temporary name, and gets its own only when its space is allocated and synced. So a segment with a proper name always has its full
 size; anything else is damage. What has not been written reads as zeros.
 
-A backup may have linked a segment that was full (tools/backup.py): its file has another name then. Appends never come there. Whoever
+A backup may have linked a segment that was full (tools/log_copy.py): its file has another name then. Appends never come there. Whoever
 changes what stands in a segment asks `unshared` first. Only bytes that stood there, or stand there, are written again without that.
 
 Who may call: files may be read from any thread. The table of segments is replaced as a whole, so any thread may look things up in it.

@@ -68,12 +68,8 @@ class ReadResult:
         """The bytes of the regions, joined: in them the records begin at `starts`."""
         return b"".join([each.file.read(each.offset, each.size_bytes) for each in self.regions])
 
-    def record_fields(self) -> list[bytes]:
-        """The record fields found, with tag and length. A seal may stand between two of them in a region: it is left out."""
-        return self.fields_of(self.octets())
-
     def fields_of(self, data: bytes) -> list[bytes]:
-        """The record fields in the bytes of the regions."""
+        """The record fields in the bytes of the regions, with tag and length. Seals that stand between them are left out."""
         spans = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
         return [data[start : start + size] for start, size in spans]
 

@@ -27,16 +27,14 @@ Rules:
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
-from protomq.wire.log_walk import Seal, decode_seal, walk_appends
+from protomq.wire.log_walk import decode_seal, walk_appends
 from protomq.wire.record import SEAL_SIZE_BYTES
-from protomq_broker.store.config import BACKUP_MARK, BACKUP_NAME, FORMAT_VERSION
+from protomq_broker.store.config import BACKUP_NAME
 from protomq_broker.store.errors import (
     BackupError,
     CutError,
@@ -44,126 +42,22 @@ from protomq_broker.store.errors import (
     LogBehindError,
     LogDivergedError,
     NoBackupError,
-    StoreInUseError,
     WrongFolderError,
 )
-from protomq_broker.store.files.disk import (
-    Disk,
-    read_fully,
-    remove_file,
-    sync_names_above,
-    write_fully,
-)
-from protomq_broker.store.files.lock import StoreLock, is_locked
-from protomq_broker.store.files.side_files import (
-    SideFileDamagedError,
-    empty_folder,
-    read_json_file,
-    write_json_file,
-)
-from protomq_broker.store.log.agreement import START, LogPoint
-from protomq_broker.store.log.epochs import (
-    EPOCHS_NAME,
-    RESTORED_EPOCHS,
-    find_epochs,
-    read_epochs,
-    write_epochs,
-)
-from protomq_broker.store.log.positions import LogTail
-from protomq_broker.store.log.seals import LogWalker, seal_before
-from protomq_broker.store.log.segment import TEMPORARY_SUFFIX, SegmentFolder
-from protomq_broker.store.log.verbatim import ForeignBlock, LogEnd, prove
+from protomq_broker.store.files.disk import Disk, remove_file, sync_names_above
+from protomq_broker.store.files.lock import StoreLock
+from protomq_broker.store.files.side_files import empty_folder, write_json_file
+from protomq_broker.store.log.agreement import START
+from protomq_broker.store.log.epochs import EPOCHS_NAME, RESTORED_EPOCHS, find_epochs, write_epochs
+from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.store.start.front_note import keep_front
 from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
 
-from .offline import open_offline
+from .backup_manifest import CopyReport, Cut, Manifest, read_manifest
+from .backup_source import FolderSource, LogSource, SourceLook
+from .log_copy import GoneError, LogCopy, check_copied
 
-PART_SIZE_BYTES: Final = 4 << 20
 CRC_SIZE_BYTES: Final = 4
-_NO_LINKS: Final = frozenset(
-    {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOENT}
-)
-"""Of a hard link that cannot be made: another file system, one without links, or the segment is deleted by now."""
-
-
-class SourceLook(NamedTuple):
-    """How far a log goes.
-
-    Attributes:
-        broker_name: "" if it is not known.
-        first_position: where it begins.
-        end_position: where it ends, as far as it may be copied.
-        problem: what is wrong with what is written there; "" if nothing is.
-        epoch: the last one that its store has begun, even if nothing is written in it yet; 0: not known.
-        epoch_position: where that epoch begins.
-    """
-
-    broker_name: str
-    segment_size_bytes: int
-    first_position: int
-    end_position: int
-    problem: str = ""
-    epoch: int = 0
-    epoch_position: int = 0
-
-
-class LogSource(Protocol):
-    """A log that is copied."""
-
-    def look(self) -> SourceLook:
-        """How far it goes now; where it begins is looked at first."""
-
-    def read(self, position: int, size_max_bytes: int) -> bytes:
-        """The log from a position on, as much as it likes to give; b"": it has that no more."""
-
-    def sealed_path(self, base_position: int) -> str:
-        """The file of a segment that nobody writes any more, to be linked; "" if its files are elsewhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a backup has.
-
-    Attributes:
-        broker_name: whose log it is; "" as long as all runs were of a store whose broker was stopped, which does not have the name.
-        segment_size_bytes: of the log.
-        first_position: where the copy begins.
-        end: where it ends.
-        end_time_ms: store time of its last append.
-        complete_from: it tells everything if it is cut at this position or behind it.
-        complete_time_ms: store time of the append that ends there; 0 while the copy has not come that far.
-        is_restore: the folder is to become a store.
-    """
-
-    broker_name: str
-    segment_size_bytes: int
-    first_position: int
-    complete_from: int
-    end: LogPoint = START
-    end_time_ms: int = 0
-    complete_time_ms: int = 0
-    is_restore: bool = False
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it can be restored."""
-        return self.end.position >= self.complete_from
-
-
-class Cut(NamedTuple):
-    """Where a restored log ends: with the last append that ends at or before a position, and was stored at or before a time."""
-
-    position: int = 1 << 62
-    time_ms: int = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class CopyReport:
-    """What a run did. Attributes: manifest: as it is now; copied_bytes: of the log; linked_bytes: in segments that are hard links."""
-
-    manifest: Manifest
-    copied_bytes: int
-    linked_bytes: int
 
 
 def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) -> CopyReport:
@@ -197,7 +91,7 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
                     "backup in another folder"
                 )
             _check_continues(source, look, disk, root, manifest)
-            copy = _Copy(disk, root, manifest, look.end_position)
+            copy = LogCopy(disk, root, manifest, look.end_position)
             try:
                 copy.run(source, Cut())
                 return copy.report()
@@ -207,7 +101,7 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
                     "stands before holds. `protomq log verify` where its files are says which it is. If nothing is damaged, it has another "
                     "past than the copy, or is that of another broker: then copy it into another folder"
                 ) from error
-            except _GoneError as gone:
+            except GoneError as gone:
                 if source.look().first_position <= gone.position:
                     raise BackupError(
                         f"the log has nothing at position {gone.position}, though retention has not deleted that: a segment is lost"
@@ -278,10 +172,10 @@ def restore(
     lock = StoreLock(disk, root)
     try:
         fresh = replace(kept, end=START, end_time_ms=0, complete_time_ms=0, is_restore=True)
-        copy = _Copy(disk, root, begun or fresh, kept.end.position)
+        copy = LogCopy(disk, root, begun or fresh, kept.end.position)
         try:
             copy.run(source, cut)
-        except _GoneError as gone:
+        except GoneError as gone:
             raise BackupError(_what_is_missing(source, gone.position, kept)) from None
         except ForeignBytesError as error:
             raise BackupError(
@@ -312,107 +206,6 @@ def _has_more(begun: Manifest, kept: Manifest, cut: Cut) -> bool:
     position, end_position = begun.end.position, kept.end.position
     is_further = position > min(cut.position, end_position) or begun.end_time_ms > cut.time_ms
     return is_further or (position == end_position and begun.end != kept.end)
-
-
-def read_manifest(root: Path | str, *, disk: Disk | None = None) -> Manifest | None:
-    """What a backup has; None if the folder is none. Raises BackupError if the file is damaged."""
-    disk = disk or Disk()
-    path = f"{str(root).rstrip('/')}/{BACKUP_NAME}"
-    try:
-        content = read_json_file(disk, path)
-        if content is None:
-            return None
-        return Manifest(**{**content, "end": LogPoint(*content["end"])})
-    except (SideFileDamagedError, KeyError, TypeError, ValueError) as error:
-        raise BackupError(
-            f"{path} does not hold: {error}: begin another backup in another folder"
-        ) from error
-
-
-class FolderSource:
-    """A backup, or a store whose broker is stopped. A LogSource."""
-
-    def __init__(
-        self, root: Path | str, broker_name: str = "", *, disk: Disk | None = None
-    ) -> None:
-        """`broker_name`: of a store, which does not have it. Raises StoreSettingsError, StoreInUseError."""
-        disk, self._root = disk or Disk(), str(root).rstrip("/")
-        self._manifest = read_manifest(self._root, disk=disk)
-        self._broker_name = broker_name
-        if self._manifest is None and is_locked(disk, self._root):
-            raise StoreInUseError(f"a broker is running on {self._root}: name it with --broker")
-        self._store = open_offline(self._root, disk)
-        self._epochs = read_epochs(disk, f"{self._root}/{EPOCHS_NAME}")
-        self._end: int | None = self._manifest.end.position if self._manifest is not None else None
-        self._problem = ""
-
-    def look(self) -> SourceLook:
-        """See LogSource."""
-        store, folder = self._store, self._store.folder
-        if self._end is None:
-            checkpoint = store.checkpoint
-            walker = store.walk(store.start(checkpoint.replay_position if checkpoint else 0))
-            for _ in walker:
-                pass
-            self._end = walker.position
-            self._problem = "" if walker.ended_cleanly else walker.problem
-        epoch_position, epoch, _ = self._epochs.last
-        return SourceLook(
-            self._broker_name, folder.segment_size_bytes, folder.first_position, self._end, self._problem, epoch, epoch_position
-        )
-
-    def read(self, position: int, size_max_bytes: int) -> bytes:
-        """See LogSource."""
-        segment = self._store.folder.at(position)
-        if segment is None:
-            return b""
-        size_bytes = min(size_max_bytes, segment.end_position - position)
-        return segment.read(position - segment.base_position, size_bytes)
-
-    def path_at(self, position: int) -> str:
-        """The file in which a position lies, or should."""
-        return self._store.folder.path_at(position)
-
-    def first_append(self) -> Seal | None:
-        """The first append that is not the empty head of a segment, as far as the log holds; None if there is none."""
-        store = self._store
-        for block in store.walk(store.start()):
-            for seal in block.seals:
-                if not seal.is_head:
-                    return seal
-        return None
-
-    def sealed_path(self, base_position: int) -> str:
-        """See LogSource. What is restored is never a link: its store may write there."""
-        return self._store.folder.path_at(base_position) if self._manifest is None else ""
-
-
-class LinkingSource:
-    """A running broker, and the folder of its store on this machine: sealed segments are linked, the rest is asked of the broker."""
-
-    def __init__(self, source: LogSource, store_root: Path | str) -> None:
-        self._source = source
-        self._folder = f"{str(store_root).rstrip('/')}/commitlog"
-
-    def look(self) -> SourceLook:
-        """See LogSource."""
-        return self._source.look()
-
-    def read(self, position: int, size_max_bytes: int) -> bytes:
-        """See LogSource."""
-        return self._source.read(position, size_max_bytes)
-
-    def sealed_path(self, base_position: int) -> str:
-        """See LogSource."""
-        return f"{self._folder}/{base_position:020d}"
-
-
-class _GoneError(Exception):
-    """The source has no more what comes next, at `position`: retention has deleted it, or it is lost."""
-
-    def __init__(self, position: int) -> None:
-        super().__init__(position)
-        self.position = position
 
 
 def _what_is_missing(source: FolderSource, position: int, kept: Manifest) -> str:
@@ -482,7 +275,7 @@ def _ends_alike(source: LogSource, end: int, disk: Disk, root: str, manifest: Ma
         return int.from_bytes(seal[-CRC_SIZE_BYTES:], "little") == manifest.end.crc32c
     if end <= manifest.first_position:
         return True
-    _check_copied(disk, root, manifest)
+    check_copied(disk, root, manifest)
     return seal == FolderSource(root, disk=disk).read(end - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES)
 
 
@@ -518,32 +311,6 @@ def _refuse_file(disk: Disk, root: str, what: str) -> None:
         raise WrongFolderError(f"{root} is a file: {what} into a folder")
 
 
-def _check_copied(disk: Disk, root: str, manifest: Manifest) -> None:
-    """Looks whether what the manifest lists is there: each segment with its first and its last seal. Raises BackupError if not."""
-    if manifest.end == START:
-        return
-    size, end = manifest.segment_size_bytes, manifest.end
-    folder = SegmentFolder(disk, f"{root}/commitlog", size)
-    folder.open(read_only=True)
-    crc: int | None = None
-    for base in range(manifest.first_position, end.position, size):
-        segment = folder.files.get(base)
-        if segment is None or segment.stored_size_bytes() < size:
-            problem = "is missing" if segment is None else "is cut short"
-        else:
-            head = LogWalker(disk, folder, base, crc, end_position=base + SEAL_SIZE_BYTES)
-            holds = any(True for _ in head)
-            last = seal_before(folder, min(base + size, end.position))
-            if holds and last is not None and (last.end_position < end.position or last.crc32c == end.crc32c):
-                crc = last.crc32c
-                continue
-            problem = "does not hold"
-        advice = "restore it into another folder" if manifest.is_restore else "begin another backup in another folder"
-        raise BackupError(
-            f"{folder.path_at(base)} {problem}, so nothing is added to what {root} has: bring the file back from a copy, or {advice}"
-        )
-
-
 def _make_folders(disk: Disk, root: str) -> None:
     for folder in ("config", "commitlog"):
         disk.make_folder(f"{root}/{folder}")
@@ -559,241 +326,3 @@ def _remove_empty(disk: Disk, root: str) -> None:
             empty_folder(disk, f"{root}/commitlog")
             empty_folder(disk, f"{root}/config")
             remove_file(disk, f"{root}/{BACKUP_NAME}")
-
-
-class _Copy:
-    """A run. Attribute: manifest: what the folder has."""
-
-    def __init__(self, disk: Disk, root: str, manifest: Manifest, end_position: int) -> None:
-        """Goes on with what the folder has, and takes what is not in the manifest off."""
-        self.manifest = manifest
-        self._disk = disk
-        self._root = root
-        self._folder = f"{root}/commitlog"
-        self._end_position = end_position
-        self._tail = LogTail(manifest.end.position, manifest.end.crc32c, manifest.end_time_ms)
-        self._epoch = manifest.end.epoch
-        self._fd = -1
-        self._base = -1
-        self._links = not manifest.is_restore
-        self._copied_bytes = self._linked_bytes = 0
-        _check_copied(disk, root, manifest)
-        self._keep()
-        size = manifest.segment_size_bytes
-        settings = {"format_version": FORMAT_VERSION, "segment_size_bytes": size}
-        if not manifest.is_restore:
-            settings[BACKUP_MARK] = True
-        write_json_file(disk, f"{root}/config/store.json", settings)
-        self._clear_behind(manifest.end.position)
-
-    def report(self) -> CopyReport:
-        """What was done."""
-        return CopyReport(self.manifest, self._copied_bytes, self._linked_bytes)
-
-    def run(self, source: LogSource, cut: Cut) -> None:
-        """Copies up to the end that was looked at, or the cut.
-
-        Raises _GoneError, WrongFolderError, OSError; ForeignBytesError, whose position is the first append that does not hold.
-        """
-        try:
-            self._run(source, cut)
-            self._finish_segment()
-        finally:
-            if self._fd >= 0:
-                self._disk.close(self._fd)
-                self._fd = -1
-
-    def _run(self, source: LogSource, cut: Cut) -> None:
-        run, size = b"", self.manifest.segment_size_bytes
-        position = self._tail.position or self.manifest.first_position
-        while position < min(self._end_position, cut.position):
-            is_whole = position % size == 0 and position + size <= self._end_position
-            if (
-                is_whole
-                and self._links
-                and not run
-                and self._link(source, position)
-            ):
-                position = self._tail.position
-                continue
-            read_at = position + len(run)
-            if read_at >= cut.position:
-                return  # it lies within an append
-            # What is behind the cut may be damaged; and the next segment may be one to link.
-            left_bytes = min(self._end_position - read_at, cut.position - read_at, size - read_at % size)
-            data = source.read(read_at, min(PART_SIZE_BYTES, left_bytes))
-            if not data:
-                raise _GoneError(read_at)
-            run += data
-            for block in self._prove(run, position):
-                if not self._write(block, cut):
-                    return
-            if self._tail.position:
-                run = run[self._tail.position - position :]
-                position = self._tail.position
-
-    def _prove(self, data: bytes, position: int) -> Iterator[ForeignBlock]:
-        """What continues the copy; whoever takes a block moves the tail behind it. Raises ForeignBytesError where the first append stands
-        that does not hold.
-        """
-        try:
-            blocks = self._proved(data, position)
-        except ForeignBytesError:
-            # It says where the data begins.
-            appends = walk_appends(data, position, None if self._is_empty and position else self._tail.crc32c)
-            for seal in appends.seals:
-                yield from self._proved(data[seal.start_position - position : seal.end_position - position], seal.start_position)
-            self._proved(data[appends.size_bytes :], position + appends.size_bytes)
-            raise
-        yield from blocks
-
-    def _proved(self, data: bytes, position: int) -> list[ForeignBlock]:
-        end = LogEnd(self._tail, self._epoch, self._is_empty)
-        return prove(data, position, end, self.manifest.segment_size_bytes, may_end_within=True)
-
-    @property
-    def _is_empty(self) -> bool:
-        return self._tail == LogTail(0, 0, 0)
-
-    def _write(self, block: ForeignBlock, cut: Cut) -> bool:
-        """Writes a block, as far as the cut allows; whether that is all of it."""
-        appends = block.appends
-        seals = [
-            seal
-            for seal in appends.seals
-            if seal.end_position <= cut.position and seal.store_time_ms <= cut.time_ms
-        ]
-        if not seals:
-            return not appends.seals
-        base, last = appends.base_position, seals[-1]
-        self._open_segment(base)
-        data = memoryview(appends.data)[: last.end_position - base]
-        write_fully(self._disk, self._fd, data, base - self._base)
-        self._tail = LogTail(last.end_position, last.crc32c, last.store_time_ms)
-        self._epoch = last.epoch
-        self._copied_bytes += len(data)
-        if self._tail.position % self.manifest.segment_size_bytes == 0:
-            self._finish_segment()
-        return len(seals) == len(appends.seals)
-
-    def _link(self, source: LogSource, base: int) -> bool:
-        """Links a whole segment and proves it; False if that cannot be, and it is to be copied.
-
-        Raises ForeignBytesError, OSError; WrongFolderError: the file is not the source's.
-        """
-        path = source.sealed_path(base)
-        if not path:
-            self._links = False
-            return False
-        disk, size, kept = self._disk, self.manifest.segment_size_bytes, f"{self._folder}/{base:020d}"
-        try:
-            disk.link(path, kept)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            self._links = error.errno == errno.ENOENT
-            return False
-        tail, epoch, run, at = self._tail, self._epoch, b"", base
-        fd = disk.open_read_only(kept)
-        try:
-            while at < base + size:
-                data = read_fully(
-                    disk,
-                    fd,
-                    min(PART_SIZE_BYTES, base + size - at - len(run)),
-                    at + len(run) - base,
-                )
-                run += data
-                for block in self._prove(run, at):
-                    last = block.appends.seals[-1]
-                    self._tail = LogTail(last.end_position, last.crc32c, last.store_time_ms)
-                    self._epoch = last.epoch
-                if not data:
-                    raise ForeignBytesError(at, f"{path} ends there, or within an append")
-                if self._tail.position:
-                    run = run[self._tail.position - at :]
-                    at = self._tail.position
-            disk.fsync_dir(self._folder)
-        except (ForeignBytesError, OSError) as error:
-            self._tail, self._epoch = tail, epoch
-            with suppress(OSError):
-                disk.unlink(kept)
-            if isinstance(error, ForeignBytesError):
-                theirs = source.read(error.position, PART_SIZE_BYTES)
-                if theirs and theirs != read_fully(disk, fd, len(theirs), error.position - base):
-                    raise WrongFolderError(
-                        f"{path} is not of this broker's log, which has something else at position {error.position}: --store is the folder "
-                        "of another broker, or of another past. Give the data_dir of this broker, or leave --store out"
-                    ) from error
-            raise
-        finally:
-            disk.close(fd)
-        self._linked_bytes += size
-        self._keep()
-        return True
-
-    def _open_segment(self, position: int) -> None:
-        size = self.manifest.segment_size_bytes
-        base = position - position % size
-        if self._fd >= 0 and self._base == base:
-            return
-        self._finish_segment()
-        path = f"{self._folder}/{base:020d}"
-        if not self._disk.exists(path):
-            temporary = path + TEMPORARY_SUFFIX
-            fd = self._disk.create(temporary)
-            try:
-                # A store writes behind the end: it must have the space. A backup is as small as what it has.
-                if self.manifest.is_restore:
-                    self._disk.allocate(fd, size)
-                else:
-                    self._disk.truncate(fd, size)
-                self._disk.fsync(fd)
-            finally:
-                self._disk.close(fd)
-            self._disk.rename(temporary, path)
-            self._disk.fsync_dir(self._folder)
-        self._fd, self._base = self._disk.open(path), base
-
-    def _finish_segment(self) -> None:
-        """Makes durable what was written, and then the manifest that lists it."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            try:
-                self._disk.fsync(fd)
-            finally:
-                self._disk.close(fd)
-        self._keep()
-
-    def _keep(self) -> None:
-        tail, known = self._tail, self.manifest
-        complete_time_ms = known.complete_time_ms
-        if not complete_time_ms and tail.position >= known.complete_from > 0:
-            complete_time_ms = tail.store_time_ms
-        self.manifest = replace(
-            known,
-            end=LogPoint(tail.position, self._epoch, tail.crc32c),
-            end_time_ms=tail.store_time_ms,
-            complete_time_ms=complete_time_ms,
-        )
-        write_json_file(self._disk, f"{self._root}/{BACKUP_NAME}", asdict(self.manifest))
-
-    def _clear_behind(self, position: int) -> None:
-        """Takes off what an interrupted run has left; a link loses its name only, the store's file stays as it is."""
-        disk, size = self._disk, self.manifest.segment_size_bytes
-        for name in disk.list(self._folder):
-            path = f"{self._folder}/{name}"
-            if name.endswith(TEMPORARY_SUFFIX) or int(name) >= position:
-                disk.unlink(path)
-            elif int(name) + size > position:
-                fd = disk.open(path)
-                try:
-                    disk.truncate(fd, position - int(name))
-                    if self.manifest.is_restore:
-                        disk.allocate(fd, size)
-                    else:
-                        disk.truncate(fd, size)
-                    disk.fsync(fd)
-                finally:
-                    disk.close(fd)
-        disk.fsync_dir(self._folder)

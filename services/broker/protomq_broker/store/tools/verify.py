@@ -48,7 +48,7 @@ from protomq_broker.store.queues.repaired import is_within, repaired_in
 from protomq_broker.store.queues.selection import ENTRY, ENTRY_SIZE_BYTES
 from protomq_broker.store.start.log_replay import deletions_in_block
 
-from .backup import read_manifest
+from .backup_manifest import read_manifest
 from .offline import OfflineStore, open_offline
 
 
