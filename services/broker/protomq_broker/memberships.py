@@ -210,7 +210,7 @@ class Memberships:
         member = group.members.get(key) if group is not None else None
         if group is not None and member is not None and said == member.said:
             # At rest it says the same again and again.
-            self._count_ownerless(name, group, now_ms)
+            self._count_ownerless(group, now_ms)
             member.peer, member.seen_ms = peer, now_ms
             self._expire_at(member, now_ms + self.expiry_ms)
             return False
@@ -230,13 +230,13 @@ class Memberships:
                 raise too_many("members", MEMBERS_MAX, f"the group {name} has {MEMBERS_MAX} members already")
             has_news = True
             self._forget_departed(name, key)
-            self._count_ownerless(name, group, now_ms)
+            self._count_ownerless(group, now_ms)
             member = group.members[key] = Member(said, peer, now_ms, now_ms)
             self._add_interests(name, group, said)
             self.rebalance_count += 1
         else:
             has_news = interests(said) != interests(member.said)
-            self._count_ownerless(name, group, now_ms)
+            self._count_ownerless(group, now_ms)
             if has_news:
                 self._add_interests(name, group, said)
                 self._drop_interests(name, group, member.said)
@@ -279,7 +279,7 @@ class Memberships:
         group = self._groups.get(name)
         if group is None or key not in group.members:
             return False
-        self._count_ownerless(name, group, now_ms)
+        self._count_ownerless(group, now_ms)
         member = group.members.pop(key)
         self._note_departed(name, key, _Departed(member.said.member_epoch, member.queues))
         self._change_queues(name, group, member, frozenset())
@@ -320,7 +320,7 @@ class Memberships:
             self._share_queues(topic, count)
             for name in self._consuming[topic]:
                 group = self._groups[name]
-                self._count_ownerless(name, group, now_ms)
+                self._count_ownerless(group, now_ms)
                 change = _free_among(group, topic, range(was, count)) - _free_among(group, topic, range(count, was))
                 group.ownerless_queues += change
         for name in changed:
@@ -405,8 +405,8 @@ class Memberships:
 
     def ownerless_ms_upto(self, now_ms: int) -> int:
         """Queues without an owner times milliseconds, over all groups, until now."""
-        for name, group in self._groups.items():
-            self._count_ownerless(name, group, now_ms)
+        for group in self._groups.values():
+            self._count_ownerless(group, now_ms)
         return self.ownerless_ms
 
     def _expire_at(self, member: Member, expires_ms: int) -> None:
@@ -476,7 +476,7 @@ class Memberships:
         member.queues = queues
         return has_news
 
-    def _count_ownerless(self, name: str, group: Group, now_ms: int) -> None:
+    def _count_ownerless(self, group: Group, now_ms: int) -> None:
         begin_ms = max(group.counted_ms, group.settled_ms)
         if now_ms > begin_ms:
             self.ownerless_ms += group.ownerless_queues * (now_ms - begin_ms)

@@ -281,7 +281,25 @@ class Leadership:
 
     def problems(self, now_ms: int) -> list[str]:
         """Returns problems that an operator should know."""
-        found = list(filter(None, [self.etcd_problem(now_ms)]))
+        found = [*filter(None, [self.etcd_problem(now_ms)]), *self._problems_of_log()]
+        view = self.view
+        other = self._in_the_way(view) if view is not None else None
+        if other is not None:
+            found.append(
+                f"another process lives with store {other.member} and broker_id {self.settings.broker_id}, at {other.address}"
+                if other.member != self.settings.member
+                else f"another process lives with a store of the same number (one folder is a copy of the other), at {other.address}"
+            )
+            found[-1] += ": this one neither follows nor leads until the other one has ended"
+        found += self._problems_of_disk(now_ms)
+        if view is not None and self.role is Role.FOLLOWING:
+            found += self._problems_of_election(view)
+            found += self._problems_of_order(view, now_ms)
+        return found
+
+    def _problems_of_log(self) -> list[str]:
+        """Why this member cannot lead, or should not: its log does not open, or may lack something."""
+        found = []
         if self._inability:
             found.append(f"this member could not lead when it was elected, and does not run until it can: {self._inability}")
         if self.is_damaged:
@@ -297,24 +315,21 @@ class Leadership:
                 "this member leads although its start has cut the end of its log, since nobody in the in-sync set had more. If that was no"
                 " torn write but damage, messages that were acknowledged last are lost"
             )
-        view = self.view
-        other = self._in_the_way(view) if view is not None else None
-        if other is not None:
-            found.append(
-                f"another process lives with store {other.member} and broker_id {self.settings.broker_id}, at {other.address}"
-                if other.member != self.settings.member
-                else f"another process lives with a store of the same number (one folder is a copy of the other), at {other.address}"
-            )
-            found[-1] += ": this one neither follows nor leads until the other one has ended"
+        return found
+
+    def _problems_of_disk(self, now_ms: int) -> list[str]:
         if self._fullness and self.role is Role.LEADING:
-            found.append("the disk here is full, and the lead stays here until a member in sync has room")
-        elif self._fullness:
-            found.append(f"this member does not lead if another one can, since its disk is full: {self._fullness}")
-        elif self._counts_as_full(now_ms):
+            return ["the disk here is full, and the lead stays here until a member in sync has room"]
+        if self._fullness:
+            return [f"this member does not lead if another one can, since its disk is full: {self._fullness}"]
+        if self._counts_as_full(now_ms):
             pause_s = (self._counts_as_full_until_ms - now_ms) // 1_000
-            found.append(f"its disk has refused messages: for {pause_s} s more this member does not lead if another one can")
-        if view is None or self.role is not Role.FOLLOWING:
-            return found
+            return [f"its disk has refused messages: for {pause_s} s more this member does not lead if another one can"]
+        return []
+
+    def _problems_of_election(self, view: ClusterView) -> list[str]:
+        """Why nobody leads whom this member could follow."""
+        found = []
         if view.in_sync is None:
             if self._has_past:
                 found.append("etcd has no in-sync set of this name, and this store has had messages")
@@ -345,7 +360,7 @@ class Leadership:
                 "nobody leads, and this store may lack what was acknowledged: start a member of the in-sync set "
                 f"({members}), or order an unclean promotion"
             )
-        return found + self._problems_of_order(view, now_ms)
+        return found
 
     def _problems_of_order(self, view: ClusterView, now_ms: int) -> list[str]:
         """Why an unclean promotion is not taken."""
