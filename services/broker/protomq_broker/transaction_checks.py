@@ -233,7 +233,7 @@ class TransactionChecks:
     def wait(self, group: str, call: Call, hold_ms: float) -> None:
         """Takes the call of a producer of the group: answers it at once, or holds it."""
         unasked = self._unasked.get(group)
-        if unasked:
+        if unasked and not call.closed:
             checks = self._take_unasked(group, unasked)
             if checks:
                 _answer(call, checks)

@@ -609,6 +609,16 @@ def test_a_producer_that_is_gone_is_not_asked_before_the_lane_hears_of_it(world:
     assert [check.message.body for check in checks_of(world.wait())] == [b"other"]
 
 
+def test_a_producer_that_is_gone_when_its_call_is_read_takes_no_question_from_those_who_come(world: World) -> None:
+    world.half()
+    world.turns(6_000)
+    request = WaitForChecksRequest(producer_group="g", hold_ms=1_000)
+    gone = Call(request, world.lane)
+    gone.closed = True
+    world.service.wait_for_checks(gone)  # type: ignore[arg-type]
+    assert len(checks_of(world.wait())) == 1
+
+
 def test_the_first_producer_that_comes_is_asked_what_nobody_was_there_for(world: World) -> None:
     handles = [world.half(b"%d" % number) for number in range(2)]
     world.turns(6_000)
