@@ -115,8 +115,6 @@ class TimerMover:
         """Delivers one batch of due messages. Returns whether any were due."""
         store = self._store
         self.has_more = False
-        if not store.pending.count:
-            return False
         self._take_back()
         with store.timer.watch() as watch:
             due = store.pending.due(self._log_time.now_ms(), BATCH_COUNT_MAX)

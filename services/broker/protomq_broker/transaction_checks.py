@@ -10,7 +10,7 @@ Rules:
 - The broker asks the producers of the group in turn. If there is none, it asks the first that comes, at once.
 - A question has the number that its own record made, however late that is stored. So no two questions have the same number.
 - The broker never asks about a damaged half message, and never expires it: it waits for healing, or for an operator. Once it can be read,
-  producers are asked at least once more.
+  producers are asked at least once more. One that `protomq log repair` has taken out expires after its checks: there is no message.
 - A timer of the lane runs while a transaction is open. Messages are read in batches of a few milliseconds.
 """
 
@@ -109,7 +109,7 @@ class TransactionChecks:
         self._offered_count = 0
         """How often a transaction was to be kept since ended ones were dropped."""
         self._unread: set[TransactionKey] = set()
-        """Those that could not be read when producers were to be asked about them last."""
+        """Those that could not be read when producers were to be asked about them last, or when they were to expire."""
         self._said = SaidOnce()
 
     # Time.
@@ -168,6 +168,7 @@ class TransactionChecks:
         self._timer = None
         try:
             if not self._is_begun:
+                self._unread.update(self._store.transactions.checked_too_often())
                 self._amend()
                 self._is_begun = True
             self.turn()
@@ -182,8 +183,9 @@ class TransactionChecks:
         now_ms = self.now_ms()
         due = self._store.transactions.due(now_ms, BATCH_COUNT_MAX)
         # All checks of one may have gone by while it was damaged.
-        to_check = [*due.to_check, *(half for half in due.to_expire if half.key in self._unread)]
-        to_expire = [half for half in due.to_expire if half.key not in self._unread]
+        waiting = [half for half in due.to_expire if half.key in self._unread and not self._store.is_repaired(half.position)]
+        to_check = [*due.to_check, *waiting]
+        to_expire = [half for half in due.to_expire if half not in waiting]
         if to_expire:
             self._expire(self._first(to_expire), now_ms)
         if to_check:
@@ -195,13 +197,18 @@ class TransactionChecks:
 
     def _expire(self, halves: Sequence[HalfMessage], now_ms: int) -> None:
         copies = self._store.half_copies(halves, topic=EXPIRED_TOPIC)
+        lost = [half for half in copies.unreadable if self._store.is_repaired(half.position)]
+        damaged = [half for half in copies.unreadable if half not in lost]
         bodies = []
-        if copies.halves:
-            keys = [half.key for half in copies.halves]
+        if lost:
+            log.error("%d half messages are lost: `protomq log repair` has taken them out. Their transactions expire", len(lost))
+        if copies.halves or lost:
+            keys = [half.key for half in (*copies.halves, *lost)]
             bodies.append(ended_record(keys, bytes([Ending.EXPIRED]) * len(keys)))
-        if copies.unreadable:
-            self._say_unreadable(copies.unreadable)
-            bodies.append(checked_record([half.key for half in copies.unreadable], now_ms))
+        if damaged:
+            self._say_unreadable(damaged)
+            self._unread.update(half.key for half in damaged)
+            bodies.append(checked_record([half.key for half in damaged], now_ms))
         self._writer.append_moved(copies.requests, [(TRANSACTIONS_TOPIC, bodies)])
         if copies.requests and self._store.topics.find(EXPIRED_TOPIC) is None:
             self._store.topics.add([TopicConfig(EXPIRED_TOPIC, 1, 1, writable=False)])
@@ -226,7 +233,7 @@ class TransactionChecks:
     def wait(self, group: str, call: Call, hold_ms: float) -> None:
         """Takes the call of a producer of the group: answers it at once, or holds it."""
         unasked = self._unasked.get(group)
-        if unasked:
+        if unasked and not call.closed:
             checks = self._take_unasked(group, unasked)
             if checks:
                 _answer(call, checks)

@@ -570,6 +570,42 @@ def test_a_damaged_record_is_not_delivered_and_holds_up_nothing() -> None:
     assert world.deliver(1_001) == world.delivered()
 
 
+def test_what_had_ended_before_its_record_was_damaged_hides_nothing_that_waits(world: World) -> None:
+    """A start finds the record that says of its delivery, and not the message: it counted as one that is pending no more."""
+    sent = [world.send(b"%d" % at, delay_ms=1_000) for at in range(2)]
+    assert world.deliver(1_001) == [b"0", b"1"]
+    late = world.send(b"late", delay_ms=100_000)
+    world.store.flush()
+    world.send(b"behind", topic="filler")
+    world.store.flush()
+    disk = world.disk.killed()
+    disk.flip_bit(f"/s/commitlog/{0:020d}", (sent[0].physical_offset + 4) * 8)
+    store = open_store(disk, clock=world.clock, segment=SEGMENT, corruption="quarantine")
+    assert (len(store.damaged_ranges), len(store.pending.due(1 << 62, 10))) == (1, 1)
+    store.close()
+    world.restart(disk)
+    size_bytes = int(world.store.pending.due(1 << 62, 10)["size"][0])
+    assert (world.store.pending.count, world.store.pending.size_bytes) == (1, size_bytes)
+    assert b"late" in world.deliver(100_001)
+    assert world.store.pending.count == world.store.pending.size_bytes == 0
+    assert not world.recall(late.recall_handle)
+
+
+def test_a_checkpoint_holds_where_the_record_of_what_had_ended_is_damaged(world: World) -> None:
+    sent = world.send(b"x", delay_ms=1_000)
+    world.send(b"between", topic="filler")
+    assert world.deliver(1_001) == [b"x"]
+    world.store.flush()
+    world.send(b"behind", topic="filler")
+    world.store.flush()
+    disk = world.disk.killed()
+    disk.flip_bit(f"/s/commitlog/{0:020d}", (sent.physical_offset + 4) * 8)
+    store = open_store(disk, clock=world.clock, segment=SEGMENT, corruption="quarantine")
+    store.checkpoint()
+    assert store.pending.count == store.pending.size_bytes == 0
+    store.close()
+
+
 def _damaged_while_open(world: World, *sent: SendResponse) -> bytes:
     """The mover is to be the first who reads these messages. Returns the log as a replica has it."""
     world.store.flush()

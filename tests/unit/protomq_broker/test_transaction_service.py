@@ -32,9 +32,11 @@ from protomq_broker import transaction_checks, transaction_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
 from protomq_broker.store.errors import StoreError
+from protomq_broker.store.files.disk import read_fully, write_fully
 from protomq_broker.store.state import fresh_halves
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.state.transactions import Ending
+from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_runtime.errors import ServiceError
@@ -607,6 +609,16 @@ def test_a_producer_that_is_gone_is_not_asked_before_the_lane_hears_of_it(world:
     assert [check.message.body for check in checks_of(world.wait())] == [b"other"]
 
 
+def test_a_producer_that_is_gone_when_its_call_is_read_takes_no_question_from_those_who_come(world: World) -> None:
+    world.half()
+    world.turns(6_000)
+    request = WaitForChecksRequest(producer_group="g", hold_ms=1_000)
+    gone = Call(request, world.lane)
+    gone.closed = True
+    world.service.wait_for_checks(gone)  # type: ignore[arg-type]
+    assert len(checks_of(world.wait())) == 1
+
+
 def test_the_first_producer_that_comes_is_asked_what_nobody_was_there_for(world: World) -> None:
     handles = [world.half(b"%d" % number) for number in range(2)]
     world.turns(6_000)
@@ -784,6 +796,53 @@ def test_what_is_healed_behind_all_its_checks_is_asked_about_before_it_expires(w
     assert world.open() == [], "what could be read all the time expires as it did"
 
 
+@pytest.mark.parametrize("is_damaged_then", [False, True])
+def test_what_is_healed_behind_all_its_checks_and_a_start_is_asked_about_before_it_expires(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_damaged_then: bool
+) -> None:
+    world.half(b"x")
+
+    def turns_while_damaged(count: int) -> None:
+        with monkeypatch.context() as damaged:
+            damaged.setattr(world.store, "read_records", lambda positions, sizes: (b"", positions, positions < 0))
+            for _ in range(count):
+                world.turns(30_000)
+
+    turns_while_damaged(15 if is_damaged_then else 20)
+    world.restart()
+    turns_while_damaged(1 if is_damaged_then else 0)
+    call = world.wait()
+    world.turns(30_000)
+    (check,) = checks_of(call)
+    assert check.message.body == b"x"
+    assert world.open()
+    world.turns(30_000)
+    assert world.open() == []
+
+
+def test_what_a_repair_has_taken_out_expires_after_its_checks(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    handle = world.half(b"x")
+    (known,) = world.store.transactions.open_transactions()
+    world.request(SendRequest(topic="fill", queue_id=0, records=[Record(body=b"behind")]))
+    world.store.flush()
+    world.restart()
+    world.disk.flip_bit(f"/s/commitlog/{0:020d}", (known.half.position + 30) * 8)
+    world.turns(30_000)
+    assert world.store.damaged_ranges
+    world.store.close()
+    repair("/s", "/kept", disk=world.disk)
+    world.restart(world.disk)
+    for _ in range(13):
+        world.turns(30_000)
+    assert world.open()
+    for _ in range(2):
+        world.turns(30_000)
+    assert world.open() == []
+    assert "1 half messages are lost: `protomq log repair` has taken them out" in caplog.text
+    assert refusal(lambda: world.end((handle, COMMIT))).reason == "TRANSACTION_ENDED"
+    assert world.delivered(EXPIRED_TOPIC) == []
+
+
 # Starts, crashes, retention.
 
 
@@ -853,6 +912,30 @@ def test_what_is_damaged_where_its_segment_goes_expires(
     cut_front(world)
     assert "are lost with their segment" in caplog.text
     assert refusal(lambda: world.end((handle, COMMIT))).reason == "TRANSACTION_ENDED"
+
+
+def test_a_file_of_transactions_that_is_older_than_the_log_opens_none_that_has_ended(world: World) -> None:
+    """As where a folder was put back that was copied before: the log tells the ending no more."""
+    path = "/s/transactions/open.bin"
+    handle = world.half()
+    world.store.checkpoint()
+    fd = world.disk.open(path)
+    old = read_fully(world.disk, fd, world.disk.size(fd), 0)
+    world.disk.close(fd)
+    world.end((handle, COMMIT))
+    still = world.half(b"still")
+    fill(world, 3 * SEGMENT)
+    cut_front(world)
+    assert world.store.min_position > SEGMENT
+    world.store.close()
+    world.disk.remove(path)
+    fd = world.disk.create(path)
+    write_fully(world.disk, fd, old, 0)
+    world.disk.close(fd)
+    world.restart(world.disk)
+    world.end((still, COMMIT))
+    assert world.open() == []
+    assert world.delivered() == [b"still"]
 
 
 def test_endings_are_known_as_far_back_as_the_log_goes(world: World) -> None:

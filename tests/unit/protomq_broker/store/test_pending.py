@@ -531,3 +531,40 @@ def test_that_many_cannot_be_read_costs_no_more_for_each_of_them(monkeypatch: py
     assert [int(at) for due_ms in (1, 6_400) for at in timers.at_due(due_ms, 9)["position"]] == [
         at for due_ms, at in left if due_ms in (1, 6_400)
     ]
+
+
+@pytest.mark.parametrize("seed", range(examples(20)))
+def test_removals_that_meet_no_row_count_as_none(seed: int, blocks: None) -> None:
+    """The log was damaged where their rows stood. Those of them that stand behind the horizon meet nothing only later."""
+    dice = random.Random(seed)
+    disk = SimDisk()
+    timers = PendingTimers(disk, FOLDER, SMALL)
+    timers.load()
+    live: dict[int, int] = {}
+    for position in range(100, 100 + 300, 2):
+        due_ms = dice.randrange(1_000)
+        timers.note(*columns([(due_ms, position)]), np.full(1, 10), position + 1)
+        live[position] = due_ms
+        if dice.random() < 0.5:
+            gone, _ = dice.choice(list(live.items()))
+            removals = [(live.pop(gone), gone)]
+            if dice.random() < 0.5:
+                removals.append((dice.randrange(1_000), position + 1))
+            timers.note_removed(*columns(removals), position + 2, np.full(len(removals), 10))
+        if dice.random() < 0.2:
+            timers.flush()
+        if dice.random() < 0.1:
+            timers.freeze()
+            timers.checkpoint(position + 2)
+            timers = PendingTimers(disk, FOLDER, SMALL)
+            timers.load()
+            assert not timers.damage
+    found = timers.due(1_000, 1_000)
+    assert sorted(found["position"].tolist()) == sorted(live)
+    timers.flush()
+    assert (timers.count, timers.size_bytes) == (len(live), 10 * len(live))
+    timers.freeze()
+    timers.checkpoint(1_000)
+    timers = PendingTimers(disk, FOLDER, SMALL)
+    timers.load()
+    assert (timers.count, timers.size_bytes) == (len(live), 10 * len(live))

@@ -55,6 +55,11 @@ class HalfMessages:
             self.start_rebuild()
             self.damage = found
             return
+        if 0 < found.position < log_start:
+            # What ended in between, the log does not tell any more. All that is open stands in it, too.
+            self.start_rebuild()
+            self.damage = f"the file of transactions ends at {found.position}, and the log begins behind that"
+            return
         self._transactions.load(found.known)
         self._transactions.forget_below(log_start)
         self.replay_from, self.damage = found.position, ""

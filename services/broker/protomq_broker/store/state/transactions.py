@@ -413,6 +413,11 @@ class Transactions:
                 found.append(known._replace(due_ms=due_ms))
         return found
 
+    def checked_too_often(self) -> list[TransactionKey]:
+        """Those that were to expire and could not be read: only then does the count of checks pass its limit."""
+        count_max = self._plan.check_count_max
+        return [known.half.key for known in self.open_transactions() if known.check_count > count_max]
+
     # Parts, with the lock held.
 
     def _wait(self, key: TransactionKey, check_count: int | None, due_ms: int) -> None:

@@ -17,6 +17,7 @@ Rules:
   forward. Both are noted by the writer, under a lock that is held for no more than that.
 - What lies far ahead costs nothing but its place in a file, and being merged with others now and then. Memory holds MEMORY_ROWS_MAX rows.
 - A row that goes while it stands in a file leaves a removal; when the two meet, both go.
+- A removal may meet no row: its record stands where the log was damaged when it was read. Such a row was never counted.
 - A checkpoint has the state at the moment of `freeze`. What it writes is durable in the log by then. So after a power cut the files are
   never ahead of the log.
 - One thread at a time takes what is due; rows stay until they are removed.
@@ -123,6 +124,8 @@ class PendingTimers:
         self._next_number = 0
         self._loaded = Key(0, 0)
         self._count = self._size_bytes = 0
+        self._missed_count = self._missed_bytes = 0
+        """Of rows that were counted as gone, and never came."""
         self.log_time_ms = 0
         self._frozen: PendingState | None = None
         self._unsynced: list[str] = []
@@ -135,7 +138,7 @@ class PendingTimers:
         is `rows_from`. Until `end_rebuild` nothing is due, and what is noted is taken in besides.
         """
         with self._files_lock, self._lock, self._note_lock:
-            counts, log_time_ms = (self._count, self._size_bytes), self.log_time_ms
+            counts, log_time_ms = (self.count, self.size_bytes), self.log_time_ms
             positions = self.entries_from, self.removals_from
             next_number = self._next_number  # runs that somebody reads still are not written over
             self._clear()
@@ -177,7 +180,7 @@ class PendingTimers:
         is_here = positions >= np.uint64(self.rows_from)
         if not is_here.all():
             due_times_ms, positions, sizes = due_times_ms[is_here], positions[is_here], sizes[is_here]
-        removals = make_rows(due_times_ms, positions, 0, REMOVED)
+        removals = make_rows(due_times_ms, positions, sizes, REMOVED)
         with self._note_lock:
             self.removals_from = end_position
             if recalled_key:
@@ -192,13 +195,13 @@ class PendingTimers:
 
     @property
     def count(self) -> int:
-        """How many are pending."""
-        return self._count
+        """How many are pending. Too few, where removals beyond the horizon have not met their rows yet, and will meet none."""
+        return self._count + self._missed_count
 
     @property
     def size_bytes(self) -> int:
         """How much of the log the records have that are pending."""
-        return self._size_bytes
+        return self._size_bytes + self._missed_bytes
 
     def due(self, now_ms: int, count_max: int) -> NDArray[Any]:
         """Up to `count_max` rows that fall due at `now_ms` or before, in order of their keys; the same again until they are removed.
@@ -337,7 +340,7 @@ class PendingTimers:
             self._noted.append(rows)
 
     def restore_removed(self, due_times_ms: NDArray[Any], positions: NDArray[Any]) -> None:
-        """While `is_rebuilding`: those of which the log says that they are pending no more."""
+        """While `is_rebuilding`: those of which the log says that they are pending no more. They are counted as gone already."""
         is_here = positions >= np.uint64(self.rows_from)
         removals = make_rows(due_times_ms[is_here], positions[is_here], 0, REMOVED)
         if len(removals):
@@ -356,7 +359,7 @@ class PendingTimers:
         with self._lock:
             with self._note_lock:  # the two positions and what was noted belong together
                 entries_up_to, removals_up_to = self.entries_from, self.removals_from
-                counts, noted = (self._count, self._size_bytes), self._swap_notes()
+                count, size_bytes, noted = self._count, self._size_bytes, self._swap_notes()
                 self.recalled.freeze()
             self._take(*noted)
             self._relieve()
@@ -364,7 +367,8 @@ class PendingTimers:
                 entries_up_to,
                 removals_up_to,
                 self.rows_from,
-                *counts,
+                max(count + self._missed_count, 0),
+                max(size_bytes + self._missed_bytes, 0),
                 self.log_time_ms,
                 self._horizon,
                 self._next_number,
@@ -484,9 +488,15 @@ class PendingTimers:
         else:
             self._settle()
             within = through(removals, self._horizon)
-            mark_removed(self._near[self._near_start :], sort_rows(removals[within]))
+            self._note_missed(mark_removed(self._near[self._near_start :], sort_rows(removals[within])))
             self._add_far(removals[~within])
         self._skip_removed()
+
+    def _note_missed(self, removals: NDArray[Any]) -> None:
+        """These have met no row. Those without a size were not counted as gone."""
+        missed = removals[removals["size"] > 0]
+        self._missed_count += len(missed)
+        self._missed_bytes += int(missed["size"].sum())
 
     def _skip_removed(self) -> None:
         """`near` begins with a row that is pending."""
@@ -538,7 +548,10 @@ class PendingTimers:
     def _load(self) -> int:
         """Brings the next rows behind the horizon into memory; how many rows before `near` were given up for that."""
         far = merge_rows(self._far, keep_removals=True)
-        rows, far, self._horizon = take_through(self._cursors, far, keep_removals=False)
+        rows, far, self._horizon = take_through(self._cursors, far, keep_removals=True)
+        is_removal = rows["kind"] == REMOVED
+        self._note_missed(rows[is_removal])
+        rows = rows[~is_removal]
         self._loaded = max(self._loaded, self._horizon)
         self._far, self._far_count = ([far] if len(far) else []), len(far)
         rows["kind"][rows["kind"] == ASIDE] = MESSAGE  # Earlier versions wrote some of them into files.

@@ -111,10 +111,10 @@ def through(rows: NDArray[Any], key: Key) -> NDArray[np.bool_]:
     return before
 
 
-def mark_removed(rows: NDArray[Any], removals: NDArray[Any]) -> None:
-    """Marks the sorted `rows` that have the keys of the sorted `removals`, in place; those that are not there are skipped."""
+def mark_removed(rows: NDArray[Any], removals: NDArray[Any]) -> NDArray[Any]:
+    """Marks the sorted `rows` that have the keys of the sorted `removals`, in place. Returns the removals of which none is there."""
     if not len(rows) or not len(removals):
-        return
+        return removals
     start = count_through(rows, Key(int(removals["due_ms"][0]), 0))
     start -= start > 0 and int(rows["due_ms"][start - 1]) == int(removals["due_ms"][0])
     end = count_through(rows, key_at(removals, -1))
@@ -123,4 +123,8 @@ def mark_removed(rows: NDArray[Any], removals: NDArray[Any]) -> None:
     order = np.argsort(removals["position"], kind="stable")
     wanted = removals["position"][order]
     places = np.minimum(np.searchsorted(wanted, part["position"]), len(wanted) - 1)
-    part["kind"][wanted[places] == part["position"]] = REMOVED
+    is_wanted = (wanted[places] == part["position"]) & (part["kind"] != REMOVED)
+    part["kind"][is_wanted] = REMOVED
+    if np.count_nonzero(is_wanted) == len(removals):
+        return removals[:0]
+    return removals[np.isin(removals["position"], part["position"][is_wanted], invert=True)]
