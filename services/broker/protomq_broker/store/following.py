@@ -95,7 +95,7 @@ class LogFollowers:
         return applied
 
     def pass_over(self, repaired: Sequence[RepairedRange]) -> None:
-        """Delayed messages that a repair has taken out are not pending here, whatever comes that tells of their end."""
+        """Delayed messages that a repair has taken out are not pending here, whatever the log says of their end."""
         for each in repaired:
             self._pending.pass_over(each.damage.start_position, each.damage.end_position)
 
