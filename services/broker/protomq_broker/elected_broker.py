@@ -61,9 +61,8 @@ from .failed_opens import FailedOpens
 from .healed_reopens import HealedReopens
 from .leadership_driver import LeadershipDriver
 from .store.errors import StoreError, StoreFailedError
-from .store.files.disk import Disk
+from .store.files.disk import DISK_FULL_ERRNOS, Disk
 from .store.log.agreement import LogPoint
-from .store.log.commit_log import DISK_FULL_ERRNOS
 from .store.log.recovery import DamagedRange
 from .store.store import Store
 from .tail_file import TailFile, read_boot_id

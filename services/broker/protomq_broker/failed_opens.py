@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from .store.errors import StoreSettingsError
-from .store.log.commit_log import DISK_FULL_ERRNOS
+from .store.files.disk import DISK_FULL_ERRNOS
 
 log = logging.getLogger("protomq.broker")
 

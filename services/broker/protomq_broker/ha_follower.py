@@ -39,8 +39,8 @@ from .follow_pauses import FollowPauses
 from .ha_session import FollowSession, OtherSegmentsError
 from .name_server_connections import get_cluster_info
 from .store.errors import DiskFullError, StoreError
+from .store.files.disk import DISK_FULL_ERRNOS
 from .store.log.agreement import START, LogPoint, last_agreed
-from .store.log.commit_log import DISK_FULL_ERRNOS
 from .store.log.epochs import RESTORED_EPOCHS
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from protomq_runtime.clock import SystemClock
 from .broker_process import REFUSED_GRACE_S, BrokerProcess, with_ports_of
 from .config import BrokerConfig
 from .failed_opens import FailedOpens
-from .store.log.commit_log import DISK_FULL_ERRNOS
+from .store.files.disk import DISK_FULL_ERRNOS
 
 log = logging.getLogger("protomq.broker")
 

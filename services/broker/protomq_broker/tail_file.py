@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .store.files.disk import remove_file
+from .store.files.disk import DISK_FULL_ERRNOS, remove_file
 from .store.files.side_files import (
     START_NAME,
     TAIL_NAME,
@@ -27,7 +27,6 @@ from .store.files.side_files import (
     read_json_file,
     write_json_file,
 )
-from .store.log.commit_log import DISK_FULL_ERRNOS
 
 if TYPE_CHECKING:
     from .store.files.disk import Disk

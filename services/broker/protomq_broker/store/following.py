@@ -94,6 +94,11 @@ class LogFollowers:
                 self._apply_state(topic, body, int(records.positions[row]))
         return applied
 
+    def pass_over(self, repaired: Sequence[RepairedRange]) -> None:
+        """Delayed messages that a repair has taken out are not pending here, whatever the log says of their end."""
+        for each in repaired:
+            self._pending.pass_over(each.damage.start_position, each.damage.end_position)
+
     def fill_lost(self, block: ForeignBlock, repaired: Sequence[RepairedRange]) -> None:
         """Messages that a repair has taken out keep their offsets, also where no later message of their queue shows that they are missing.
         """
@@ -221,8 +226,9 @@ class Follower:
             self._checked.note_append(before)
         tail = commit_log.append_verbatim(block.appends, self._now_ms())
         try:
-            requests = self._followers.apply(block)
             repaired = repaired_in(block.appends, commit_log.folder)
+            self._followers.pass_over(repaired)
+            requests = self._followers.apply(block)
             if repaired:
                 self._followers.fill_lost(block, repaired)
         except Exception as error:

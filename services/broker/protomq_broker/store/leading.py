@@ -19,9 +19,9 @@ from .errors import (
     NotFollowingError,
     StoreFailedError,
 )
+from .files.disk import DISK_FULL_ERRNOS
 from .following import Follower
 from .log.agreement import START, LogPoint
-from .log.commit_log import DISK_FULL_ERRNOS
 from .log.epochs import Epochs
 from .log.recovery import DamagedRange, explain_problem, skips_of
 from .log.seals import LogWalker, seal_before

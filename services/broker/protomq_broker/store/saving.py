@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from .files.disk import DISK_FULL_ERRNOS
 from .housekeeping.carry_forward import CarryForward
 from .leading import Leadership
 from .log.checkpoint import Checkpoint, write_checkpoint
-from .log.commit_log import DISK_FULL_ERRNOS
 from .log.positions import LogTail
 from .log.recovery import chain_at_end
 from .open_log import OpenLog

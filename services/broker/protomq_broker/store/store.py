@@ -42,7 +42,7 @@ from protomq.wire.topics import POP_TOPIC, QUEUES_DEFAULT, TOPICS_TOPIC
 from .appending import Appender
 from .config import StoreConfig
 from .errors import DiskFullError, NoWriterError, StoreFailedError
-from .files.disk import Disk, remove_file
+from .files.disk import Disk, if_there_is_room, remove_file
 from .files.lock import StoreLock
 from .following import Follower, LogFollowers
 from .housekeeping.carry_forward import CarryForward
@@ -51,7 +51,7 @@ from .housekeeping.pop_carrying import PopCarrier
 from .index.look_ups import MessageLookUps
 from .leading import Leadership
 from .log.checked_log import CheckedLog
-from .log.commit_log import DISK_FULL_ERRNOS, CommitLog, Reserve
+from .log.commit_log import CommitLog, Reserve
 from .log.epochs import Epochs
 from .log.flusher import LogFlusher
 from .log.positions import Positions, QueueKey
@@ -454,13 +454,9 @@ class Store:
 
     def _run(self, background: bool) -> None:
         """Records on the disk that the store is open, and starts its threads."""
-        try:
+        with if_there_is_room():
             self._files.abort.write()
-        except OSError as error:
-            if error.errno not in DISK_FULL_ERRNOS:
-                raise
-            log.warning("the disk is full: %s", error)
-        self._files.lock.publish(self._disk.cache_id(self.root))
+        self._files.lock.publish_where_room_is(self._disk.cache_id(self.root))
         if self.is_leading:
             self._carried.tell_untold()
         if self.config.sync_flush:

@@ -13,7 +13,7 @@ from protomq.wire.log_walk import WalkedBlock
 from .config import StoreConfig
 from .derived import Derived
 from .errors import StaleEpochError
-from .files.disk import Disk
+from .files.disk import DISK_FULL_ERRNOS, Disk
 from .files.identity import store_id
 from .files.lock import AbortFile, StoreLock
 from .housekeeping.housekeeping import Clock
@@ -22,7 +22,6 @@ from .index.index import MessageIndex
 from .log.boundaries import BoundaryFiles
 from .log.checked_segment import Stretch, stretch_of
 from .log.checkpoint import Checkpoint, read_checkpoint
-from .log.commit_log import DISK_FULL_ERRNOS
 from .log.epochs import (
     EPOCHS_NAME,
     Epochs,
@@ -79,7 +78,7 @@ class StoreFiles:
         self.folder.open()
         complete_truncation(disk, root, self.folder, lock)
         settle_front(disk, root, self.folder)
-        complete_healing(disk, root, self.folder)
+        self.waiting_ranges = complete_healing(disk, root, self.folder)
         forget_unused_segments(disk, root, self.folder)
         self.queues = ConsumeQueueTable(disk, f"{root}/consumequeue")
         self.index = MessageIndex(disk, f"{root}/index")

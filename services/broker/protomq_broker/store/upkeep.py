@@ -50,7 +50,7 @@ class Upkeep:
         self._positions = positions
         self._flusher = flusher
         disk, config, folder = files.disk, files.config, files.folder
-        self.log_healer = LogHealer(disk, files.root, commit_log, flusher, quarantine, checked, start.point)
+        self.log_healer = LogHealer(disk, files.root, commit_log, flusher, quarantine, checked, start.point, files.waiting_ranges)
         self.scrubber = Scrubber(
             disk, folder, config.scrub_bytes_per_s, start.point, quarantine, checked, files.queues
         )

@@ -128,8 +128,13 @@ def test_what_lies_behind_the_checkpoint_comes_again_from_the_log():
     assert again.replay_from == position
     assert again.end_offset("a", 0) == 5
     assert again.find("new", 0) is None
-    assert len(b"".join(queue_files(disk).values())) == 5 * 20
+    assert len(b"".join(queue_files(disk).values())) == 38 * 20, "only they tell how far the queues went, should the log have lost it"
     catch_up(again, log)
+    expect_all(again, log)
+    again.keep_ends([], {}, log.end)
+    assert len(b"".join(queue_files(disk).values())) == 5 * 20
+    again.flush()
+    assert len(b"".join(queue_files(disk).values())) == 38 * 20
     expect_all(again, log)
 
 

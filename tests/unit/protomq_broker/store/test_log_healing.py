@@ -228,6 +228,38 @@ def test_a_healing_takes_no_states_away_that_another_damaged_range_has(*, is_rep
     assert is_repaired or committed(store, "group", "kept", 0) == 7
 
 
+def test_what_is_healed_and_waits_for_another_range_is_healed_once() -> None:
+    """Each start would fetch all of it from a replica again, and write it."""
+    disk, marks = SimDisk(), list[int]()
+    store, log = _store_with_damage_at(marks, disk)
+    first, second = store.damaged_ranges
+    store.heal_log(first, log[first.start_position : first.end_position])
+    for _ in range(2):
+        store.close()
+        store = open_store(disk, corruption="quarantine")
+        assert list(store.unhealed_ranges) == [second]
+        assert not store.has_healed_skipped_parts
+        assert not store.has_healed_what_was_skipped
+    store.heal_log(second, log[second.start_position : second.end_position])
+    assert store.healed_skipped_ranges == [first, second]
+    store.close()
+    assert open_store(disk).damaged_ranges == []
+
+
+def test_what_was_healed_and_is_damaged_again_is_healed_again() -> None:
+    disk, marks = SimDisk(), list[int]()
+    store, log = _store_with_damage_at(marks, disk)
+    first, second = store.damaged_ranges
+    store.heal_log(first, log[first.start_position : first.end_position])
+    store.close()
+    disk.flip_bit(f"/s/commitlog/{first.start_position // SEGMENT * SEGMENT:020d}", 8 * (first.start_position % SEGMENT + 20))
+    store = open_store(disk, corruption="quarantine")
+    assert list(store.unhealed_ranges) == [first, second]
+    heal_all(store, log)
+    store.close()
+    assert open_store(disk).damaged_ranges == []
+
+
 def test_a_start_that_would_serve_nothing_of_what_is_healed_is_not_asked_for() -> None:
     """An elected slave would open its store again and again, and before each lead."""
     disk, marks = SimDisk(), list[int]()

@@ -43,6 +43,7 @@ from protomq_broker.store.same_messages import SentAgain
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.offline import open_offline
+from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
@@ -711,6 +712,37 @@ def test_a_filter_never_passes_over_a_message_whose_entry_was_flipped() -> None:
         assert store.read("topic", 0, 0, 10, 1 << 20, red).record_count == 5, "rebuilt"
         store.close()
         assert disk.content(path) == whole
+
+
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize("is_power_cut", [False, True])
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_a_start_after_a_crash_needs_no_space(*, is_checkpointed: bool, is_power_cut: bool, follows: bool) -> None:
+    """Files of queues go further than their table says, and `lock`, which nobody syncs, may be empty after a power cut."""
+    disk = SimDisk()
+    store = open_store(disk)
+    store.topics.create(TopicConfig("topic"))
+    store.append([make_request([b"a" * 500])])
+    if is_checkpointed:
+        store.checkpoint()
+    store.append([make_request([b"b" * 500]), make_request([b"c"], queue_id=1)])
+    store.flush()
+    for structure in store._files.derived:
+        structure.flush()
+    disk = disk.crash(random.Random(1), keep=0.0) if is_power_cut else disk.killed()
+    assert (disk.content("/s/lock") == b"") is is_power_cut
+    disk.capacity_bytes -= disk.usage("/s").free_bytes
+    # So few are held in memory before they are written.
+    held = ("queues.consume_queue_table._REPLAYED_ENTRIES_MAX", "index.index.ROWS_PER_RUN")
+    with mock.patch(f"protomq_broker.store.{held[0]}", 1), mock.patch(f"protomq_broker.store.{held[1]}", 1):
+        store = open_store(disk, follows=follows)
+    assert [store.appended_end_offset("topic", queue_id) for queue_id in (0, 1)] == [2, 1]
+    disk.capacity_bytes = 1 << 40
+    store.close()
+    store = open_store(disk)
+    assert len(read_all(store)) == 2
+    store.close()
+    assert verify("/s", disk=disk) == []
 
 
 def test_a_start_on_a_full_disk_can_still_be_read_and_takes_writes_when_there_is_space() -> None:

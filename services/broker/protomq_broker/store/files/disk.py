@@ -13,6 +13,7 @@ import ctypes
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,11 +24,14 @@ from typing import Any, Final, NamedTuple
 
 from .page_cache import is_cached
 
+log = logging.getLogger(__name__)
+
 BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
 NOT_OURS_ERRNOS: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOSYS, errno.EOPNOTSUPP}
 )
 """Of an fsync of a folder that we may not write into, or that is no disk's: so we have not made anything there."""
+DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 UNREADABLE_ERRNOS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 """Of a read of bytes that the disk has lost, and of file systems with checksums of their own."""
 READ_RETRIES: Final = 2
@@ -322,6 +326,17 @@ def path_named(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
+
+
+@contextmanager
+def if_there_is_room() -> Iterator[None]:
+    """Around a write without which a start goes on: a full disk need not take it, which is logged. Raises OSError, any other."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL_ERRNOS:
+            raise
+        log.warning("the disk is full: %s", error)
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:

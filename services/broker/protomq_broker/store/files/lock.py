@@ -19,6 +19,7 @@ from protomq_broker.store.errors import StoreLockedError
 
 from .disk import (
     Disk,
+    if_there_is_room,
     path_named,
     read_file,
     read_fully,
@@ -47,7 +48,7 @@ class StoreLock:
                 raise StoreLockedError(root, holder if isinstance(holder, int) else 0)
             cache_id = self._read().get("cache_id", "")
             self.previous_cache_id: str = cache_id if isinstance(cache_id, str) else ""
-            self.publish(self.previous_cache_id)
+            self.publish_where_room_is(self.previous_cache_id)
         except (OSError, StoreLockedError):
             disk.close(self._fd)
             raise
@@ -57,6 +58,11 @@ class StoreLock:
         content = json.dumps({"pid": self._pid, "cache_id": cache_id}).encode()
         with path_named(self._path):
             write_fully(self._disk, self._fd, content.ljust(LOCK_SIZE_BYTES - 1) + b"\n", 0)
+
+    def publish_where_room_is(self, cache_id: str) -> None:
+        """The same; a full disk leaves what stands there. An older id, or none, proves less of the next start's log, and nothing wrong."""
+        with if_there_is_room():
+            self.publish(cache_id)
 
     def release(self) -> None:
         """Gives the lock back. The file stays."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from protomq.wire.log_walk import WalkedBlock, walk_appends
 from protomq.wire.topics import SYSTEM_PREFIX
@@ -108,8 +108,9 @@ class LogHealer:
         quarantine: Quarantine,
         checked: CheckedLog,
         log_start: Callable[[], StartPoint],
+        waiting: Iterable[DamagedRange] = (),
     ) -> None:
-        """`log_start` returns where a walk of the whole log begins."""
+        """`log_start` returns where a walk of the whole log begins. `waiting`: as of `complete_healing`."""
         self.healed_count = 0
         self._disk = disk
         self._root = root
@@ -120,7 +121,7 @@ class LogHealer:
         self._checked = checked
         self._log_start = log_start
         self._skipped = frozenset(quarantine.ranges)
-        self._waiting: frozenset[DamagedRange] = frozenset()
+        self._waiting = frozenset(waiting)
         self._lock = threading.Lock()
 
     def ranges(self) -> list[DamagedRange]:
@@ -128,7 +129,7 @@ class LogHealer:
         return [damage for damage in self._quarantine.ranges if damage not in self._waiting]
 
     def healed_skipped_ranges(self) -> list[DamagedRange]:
-        """The ranges that are healed since the start, and of which it or a later rebuild had to skip a part. They wait for the next start.
+        """The ranges that are healed, and of which the start or a later rebuild had to skip a part. They wait for the next start.
         None of them, if that start would leave them in quarantine: see `complete_healing`.
         """
         waiting = [damage for damage in self._quarantine.ranges if damage in self._waiting]
@@ -247,9 +248,11 @@ class LogHealer:
         log.warning("%s stands in a new file now. Replace the disk, if this happens again", segment.path)
 
 
-def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
+def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> Sequence[DamagedRange]:
     """Takes healed ranges out of quarantine, and makes the start rebuild everything that is derived from the log. Called at a start, before
     anything but the segments is open. If it is interrupted, the next start does it again. Raises OSError.
+
+    Returns those that are healed, and stay: they wait for another one.
     """
     path = f"{root}/config/quarantine.json"
     damaged = read_quarantine(disk, path)
@@ -260,26 +263,27 @@ def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
             raise
         # What is rebuilt would lack it, and the offsets in it could be given again.
         log.warning("nothing leaves quarantine at this start, since a part of the log cannot be read: %s", error)
-        return
-    if len(kept) == len(damaged):
-        return
+        return ()
+    healed = [damage for damage in damaged if damage not in kept]
+    if not healed:
+        return ()
     missing = _with_states(disk, root, folder, kept)
     if missing is not None:
         log.warning(
             "%d damaged ranges of the log hold again, and stay in quarantine. Positions %d to %d do not, and records of the broker's own"
             " stand there: what is rebuilt now would lack them. Heal these first, or take them out with `protomq log repair`",
-            len(damaged) - len(kept), missing.start_position, missing.end_position,
+            len(healed), missing.start_position, missing.end_position,
         )  # fmt: skip
-        return
-    for damage in damaged:
-        if damage not in kept:  # only the page cache may have its bytes
-            rewrite_unsynced(disk, folder, damage.start_position, damage.end_position)
+        return healed
+    for damage in healed:  # only the page cache may have its bytes
+        rewrite_unsynced(disk, folder, damage.start_position, damage.end_position)
     log.warning(
         "%d damaged ranges of the log hold again: what is derived from it is rebuilt",
-        len(damaged) - len(kept),
+        len(healed),
     )
     discard_derived(disk, root)
     write_quarantine(disk, path, kept)
+    return ()
 
 
 def _with_states(disk: Disk, root: str, folder: SegmentFolder, damaged: Sequence[DamagedRange]) -> DamagedRange | None:

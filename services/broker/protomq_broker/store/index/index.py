@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protomq.wire.hashing import crc32c
-from protomq_broker.store.files.disk import Disk, remove_file, write_fully
+from protomq_broker.store.files.disk import Disk, if_there_is_room, remove_file, write_fully
 from protomq_broker.store.files.side_files import (
     OpenFiles,
     cut_file,
@@ -98,6 +98,7 @@ class MessageIndex:
         self._tail = np.empty(0, ROW)
         self._tail_count = 0
         self._tail_flushed = 0
+        self._replay_flush_from = ROWS_PER_RUN  # so many rows of a replay, and they are written
         self._generation = 0
         self._tail_file_is_new = True
         self._has_new_names = False
@@ -319,8 +320,10 @@ class MessageIndex:
             return
         with self._lock:
             self._add_rows(rows_of_scan(records, first))
-        if self._tail_count - self._tail_flushed >= ROWS_PER_RUN:
-            self.flush()
+        if self._tail_count >= self._replay_flush_from:
+            self._replay_flush_from = self._tail_count + ROWS_PER_RUN
+            with if_there_is_room():
+                self.flush()
 
     def pass_over(self, start_position: int, end_position: int) -> None:
         """Remembers that the replay comes upon damage, of which it gives no records."""

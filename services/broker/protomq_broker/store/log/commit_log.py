@@ -23,13 +23,12 @@ from protomq.wire.hashing import Octets
 from protomq.wire.log_walk import APPEND_SIZE_MAX_BYTES, WalkedBlock
 from protomq.wire.record import SEAL_SIZE_BYTES, seal_of
 from protomq_broker.store.errors import AppendTooLargeError, DiskFullError, StoreFailedError
-from protomq_broker.store.files.disk import Disk, DiskUsage, write_fully
+from protomq_broker.store.files.disk import DISK_FULL_ERRNOS, Disk, DiskUsage, write_fully
 
 from .positions import LogTail, Positions
 from .seals import encode_padding
 from .segment import SegmentFile, SegmentFolder
 
-DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_SEGMENT_ERRNOS: Final = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Why a segment cannot be created for the moment: the disk is sound."""
 

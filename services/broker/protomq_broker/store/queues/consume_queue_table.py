@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final
@@ -30,7 +31,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protomq_broker.store.files.disk import Disk, remove_file
+from protomq_broker.store.files.disk import DISK_FULL_ERRNOS, Disk, if_there_is_room, remove_file
 from protomq_broker.store.files.side_files import (
     OpenFile,
     OpenFiles,
@@ -41,7 +42,6 @@ from protomq_broker.store.files.side_files import (
     write_state_file,
 )
 from protomq_broker.store.log.append import AppendRequest, ScannedRecords
-from protomq_broker.store.log.commit_log import DISK_FULL_ERRNOS
 from protomq_broker.store.log.kinds import is_queued
 from protomq_broker.store.log.recovery import DamagedRange
 
@@ -87,7 +87,8 @@ class ConsumeQueueTable:
         log_start: first position that the log still has.
         damage: after `load`: why its files were not taken over; "" if they were.
         known_ends: after `load`: how far queues went where that is more than they have now.
-        keep_known_ends: called before files that report `known_ends` are cut or removed: a start may be killed at any time.
+        keep_known_ends: called before files that report `known_ends` are cut or removed: a start may be killed at any time. Not if the log
+            has lost nothing: then it tells the same, and a full disk takes no note.
     """
 
     outlives_topics = False
@@ -120,6 +121,7 @@ class ConsumeQueueTable:
         self._covered_position = 0  # no entry's record ends behind it
         self._checkpoint_position = 0
         self._whole_from = _NEVER  # the replay has skipped nothing from here on
+        self._cuts: list[Callable[[], None]] = []  # of what files have behind the table: made before anything is written to them
         self._gone_back: dict[ConsumeQueue, int] = {}  # position of the later message that has an offset which was given twice
         self._dirty: set[ConsumeQueue] = set()  # appended to since the last flush
         self._cooling: set[ConsumeQueue] = set()  # written by the last flush
@@ -254,6 +256,8 @@ class ConsumeQueueTable:
     def flush(self) -> None:
         """Writes the new entries to the files, without a sync. An OSError loses nothing: the next call goes on."""
         with self._files_lock:
+            if self._cuts:
+                self._make_cuts()
             if self._removed:
                 self._remove_files()
             with self._lock:
@@ -364,27 +368,22 @@ class ConsumeQueueTable:
             good_end = found.end_of_entries(queue, row.min_offset, row.end_offset, last_position)
             self._load_queue(queue, row, good_end)
         found.note_strays(self._queues, TABLE_FILE_NAME)
-        if self.known_ends:
-            self.keep_known_ends(self.known_ends)
-        for cut in found.cuts:
-            cut()
+        self._cuts = found.cuts
         self._whole_from = self.replay_from
         if self._touched:  # what is made good now is not durable before the next checkpoint
+            self._make_cuts()
             self._write_table(position)
 
     def start_rebuild(self) -> None:
-        """Removes everything; a replay from the log's start rebuilds it."""
+        """Forgets everything, and lets the files go before others are written; a replay from the log's start rebuilds it."""
         self.known_ends += [
             QueueEnd(queue.topic, queue.queue_id, queue.known_min_offset, queue.end_offset)
             for queues in self._queues.values()
             for queue in queues.values()
         ]
-        if self.known_ends:
-            self.keep_known_ends(self.known_ends)
         self._files.forget_below("")
         self._clear()
-        remove_file(self._disk, self._table_path)
-        empty_folder(self._disk, self._folder)
+        self._cuts = [partial(remove_file, self._disk, self._table_path), partial(empty_folder, self._disk, self._folder)]
         self.replay_from = self._whole_from = 0
         self.needs_rebuild = False
 
@@ -420,7 +419,8 @@ class ConsumeQueueTable:
         self._replayed_count += records.count
         if self._replayed_count >= _REPLAYED_ENTRIES_MAX:
             self._replayed_count = 0
-            self.flush()
+            with if_there_is_room():  # else all stays in memory, as in the broker that the full disk has kept from writing it
+                self.flush()
 
     def pass_over(self, start_position: int, end_position: int) -> None:
         """Offsets that are missing later on report the loss. Deletions of topics may be among it."""
@@ -439,6 +439,7 @@ class ConsumeQueueTable:
         """Gives queues entries for messages that the log has lost and that only `known_ends` report: no offset is given twice, and
         readers are told. The log ends at `end_position`, and is synced.
         """
+        self._make_cuts(keeps_ends=bool(damaged))
         kept = fill_beginnings(self.all(), self._begins, damaged, deleted)
         self.known_ends += [
             QueueEnd(topic, queue_id, *told[:2]) for (topic, queue_id), told in self._carried.items()
@@ -504,6 +505,7 @@ class ConsumeQueueTable:
         """
         if not max(queue.known_min_offset, least) <= offset:
             return False
+        self._make_cuts()
         note_given_twice(queue, offset)
         self._gone_back[queue] = position
         min_offset, end_offset = self._rows.bounds(queue.row)
@@ -518,6 +520,7 @@ class ConsumeQueueTable:
         return True
 
     def _truncate(self, end_position: int) -> None:
+        self._make_cuts()
         behind_table = end_position < self._checkpoint_position
         for queues in self._queues.values():
             for queue in queues.values():
@@ -532,6 +535,14 @@ class ConsumeQueueTable:
         self._covered_position = end_position
         if behind_table:  # else other records, at the same queue offsets, would pass for those that the table knows
             self.checkpoint(end_position)
+
+    def _make_cuts(self, *, keeps_ends: bool = True) -> None:
+        """Removes what files have behind the table. The caller holds the lock of the files, or is alone."""
+        if keeps_ends and self.known_ends:
+            self.keep_known_ends(self.known_ends)
+        for cut in self._cuts:
+            cut()
+        self._cuts = []
 
     @property
     def _table_path(self) -> str:

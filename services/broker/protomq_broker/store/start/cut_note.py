@@ -7,14 +7,13 @@ elected must know it even if this start is killed right after the cut. It keeps 
 
 from __future__ import annotations
 
-from protomq_broker.store.files.disk import Disk, remove_file
+from protomq_broker.store.files.disk import DISK_FULL_ERRNOS, Disk, remove_file
 from protomq_broker.store.files.side_files import (
     TAIL_NAME,
     SideFileDamagedError,
     read_json_file,
     write_json_file,
 )
-from protomq_broker.store.log.commit_log import DISK_FULL_ERRNOS
 
 
 def note_cut(disk: Disk, config_folder: str) -> None:

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from protomq.v1.state_pb2 import LogRecord
 from protomq.wire.log_walk import WalkedBlock
 from protomq.wire.topics import LOG_TOPIC
-from protomq_broker.store.files.disk import Disk, remove_file
+from protomq_broker.store.files.disk import DISK_FULL_ERRNOS, Disk, remove_file
 from protomq_broker.store.files.side_files import (
     SideFileDamagedError,
     read_json_file,
@@ -29,7 +29,6 @@ from protomq_broker.store.files.side_files import (
 )
 from protomq_broker.store.log.append import CorruptRecordError
 from protomq_broker.store.log.checkpoint import read_checkpoint
-from protomq_broker.store.log.commit_log import DISK_FULL_ERRNOS
 from protomq_broker.store.log.record_scan import read_trailers
 from protomq_broker.store.log.recovery import StartPoint, find_resync, read_quarantine
 from protomq_broker.store.log.seals import LogWalker

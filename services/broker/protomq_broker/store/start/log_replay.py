@@ -28,6 +28,7 @@ from protomq_broker.store.queues.repaired import RepairedRange, repaired_in
 from protomq_broker.store.state.log_front import tell
 from protomq_broker.store.state.repeated_sends import RepeatedSends
 from protomq_broker.store.state.topics import deletions_in
+from protomq_broker.store.timer.timer import TimerEntries
 
 T = TypeVar("T")
 
@@ -74,8 +75,13 @@ class LogReplay:
         self._position = block.base_position + block.size_bytes
         repaired = repaired_in(block, self._folder)
         self.repaired += repaired
-        for each in repaired if self._queues in self._derived else ():
-            self._queues.pass_over(each.damage.start_position, each.damage.end_position)
+        timer = self._one_of(TimerEntries)
+        for each in repaired:
+            place = each.damage.start_position, each.damage.end_position
+            if self._queues in self._derived:
+                self._queues.pass_over(*place)
+            if timer is not None:
+                timer.pass_over(*place)
         starts, sizes = block.records()
         if not len(starts):
             return

@@ -102,6 +102,7 @@ class PendingTimers:
         self._lock = threading.Lock()
         self._files_lock = threading.Lock()
         self.recalled = RecalledMessages(disk, folder)
+        self._lost: list[tuple[int, int]] = []  # parts [start, end) of the log of which no row came, since it has lost them
         self._clear()
 
     def _clear(self) -> None:
@@ -168,6 +169,11 @@ class PendingTimers:
             self._size_bytes += int(rows["size"].sum())
             self.entries_from = end_position
 
+    def pass_over(self, start_position: int, end_position: int) -> None:
+        """The log has lost this part: no row came of what stood there, so none goes."""
+        with self._note_lock:
+            self._lost.append((start_position, end_position))
+
     def note_removed(
         self,
         due_times_ms: NDArray[Any],
@@ -178,6 +184,8 @@ class PendingTimers:
     ) -> None:
         """These, which are pending, are no more; by a record that stands before `end_position`. `recalled_key`: of a recalled one."""
         is_here = positions >= np.uint64(self.rows_from)
+        for start, end in self._lost:
+            is_here &= (positions < np.uint64(start)) | (positions >= np.uint64(end))
         if not is_here.all():
             due_times_ms, positions, sizes = due_times_ms[is_here], positions[is_here], sizes[is_here]
         removals = make_rows(due_times_ms, positions, sizes, REMOVED)
@@ -188,8 +196,9 @@ class PendingTimers:
             if not len(removals):
                 return
             (self._held_removals if self.is_rebuilding else self._noted_removals).append(removals)
-            self._count -= len(removals)
-            self._size_bytes -= int(sizes.sum())
+            # What is lost here may be pending at a leader. No start knows all of that.
+            self._count = max(self._count - len(removals), 0)
+            self._size_bytes = max(self._size_bytes - int(sizes.sum()), 0)
 
     # Any thread.
 
@@ -415,6 +424,7 @@ class PendingTimers:
     def load(self) -> None:
         """Takes over what the files hold; nothing if one of them does not hold."""
         self._clear()
+        self._lost = []
         self.recalled.clear()
         self._disk.make_folder(self._folder)
         self.damage = self._load_files()
@@ -433,6 +443,7 @@ class PendingTimers:
     def start_rebuild(self) -> None:
         """Forgets everything; the records of the log bring it back."""
         self._clear()
+        self._lost = []
         self.recalled.clear()
         remove_file(self._disk, self._state_path)
         empty_folder(self._disk, self._folder)

@@ -102,7 +102,10 @@ class TimerEntries:
         self._pending.note(records.due_times_ms[chosen], positions, sizes, end_position)
 
     def pass_over(self, start_position: int, end_position: int) -> None:
-        """Nothing to do: what is damaged can be delivered to nobody."""
+        """What is damaged can be delivered to nobody, and is not pending. What the log says of its end counts for nothing."""
+        start = max(start_position, self.replay_from)
+        if start < end_position:
+            self._pending.pass_over(start, end_position)
 
     def forget_deleted(self, positions: Mapping[str, int]) -> None:
         """Nothing to do: who takes what is due asks whether its topic is there."""
