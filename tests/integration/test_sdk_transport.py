@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from protomq import _methods, _remoting_sync
+from protomq import Producer, _methods, _remoting_sync
 from protomq._async_transport import AsyncTransport
 from protomq._remoting_async import AsyncConnection
 from protomq._transport import Choice, SyncTransport
@@ -36,7 +36,8 @@ from protomq.errors import (
     TopicNotFoundError,
     UnknownMethodError,
 )
-from protomq.v1 import pull_service_pb2, send_service_pb2
+from protomq.v1 import pull_service_pb2, route_service_pb2, send_service_pb2
+from protomq.v1.reply_service_pb2 import WaitForRepliesRequest
 from protomq.wire.frames import HEADER, encode_answer
 from protomq.wire.status import RpcStatus, encode_status
 from tests.support.fake_server import FakeGrpcFront, FakeServer
@@ -440,6 +441,44 @@ async def test_a_server_of_one_port_that_has_no_place_is_not_asked_over_grpc(fla
         address = BrokerAddress("", raw.address, raw.address)
         with pytest.raises(ConnectFailedError, match="no place"):
             await called(address, over="auto", flavour=flavour)
+
+
+@pytest.mark.parametrize("over", ["remoting", "grpc"])
+def test_a_producer_on_a_shared_transport_that_is_closed_waits_for_replies_no_more(server: FakeServer, over: Any) -> None:
+    """Its goodbye is the last that the broker hears of it, also where its thread was just about to wait again."""
+    server.topics["t"] = 1
+    server.answer_once(_methods.WAIT_FOR_REPLIES, b"")
+    server.stall(_methods.WAIT_FOR_REPLIES)
+    server.answer_once(_methods.WAIT_FOR_REPLIES, b"")
+    closing = threading.Event()
+    with FakeGrpcFront(server) as front, SyncTransport(TransportOptions(transport=over)) as shared:
+        server.brokers.append(route_service_pb2.Broker(broker_name="broker-a", grpc_address=front.address, remoting_address=server.address))
+        call, end_held, is_about_to_wait = shared.call, shared.end_held, threading.Event()
+        calls: list[tuple[MethodInfo, bytes]] = []
+
+        def late_call(address: BrokerAddress, method: MethodInfo, *rest: Any, **options: Any) -> bytes:
+            if threading.current_thread().name == "protomq-replies" and method is _methods.WAIT_FOR_REPLIES and not closing.is_set():
+                is_about_to_wait.set()
+                assert closing.wait(PATIENCE_S)
+            calls.append((method, b"".join(rest[0])))
+            return call(address, method, *rest, **options)
+
+        def told_end_held(threads: Any) -> None:
+            closing.set()
+            end_held(threads)
+
+        shared.call, shared.end_held = late_call, told_end_held  # type: ignore[method-assign]
+        producer = Producer(namesrv=server.address, transport=shared)
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(producer.request, "t", b"?", timeout_s=PATIENCE_S)
+            assert is_about_to_wait.wait(PATIENCE_S)
+            wait_for(lambda: any(method is _methods.SEND for method, _ in calls))
+            producer.close()
+            with pytest.raises(ClosedError):
+                asking.result(PATIENCE_S)
+        assert "protomq-replies" not in [thread.name for thread in threading.enumerate()]
+        waits = [WaitForRepliesRequest.FromString(payload) for method, payload in calls if method is _methods.WAIT_FOR_REPLIES]
+        assert [(wait.hold_ms > 0, wait.leaves) for wait in waits] == [(False, False), (True, False), (False, True)]
 
 
 def test_a_forked_child_has_its_own_connections(
