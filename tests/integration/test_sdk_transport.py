@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from protomq import _methods, _remoting_sync
+from protomq import Producer, _methods, _remoting_sync
 from protomq._async_transport import AsyncTransport
 from protomq._remoting_async import AsyncConnection
 from protomq._transport import Choice, SyncTransport
@@ -28,6 +28,7 @@ from protomq.errors import (
     ConfigurationError,
     ConnectFailedError,
     ConnectionLostError,
+    ForeignProtocolError,
     ProtocolError,
     RequestTimeoutError,
     ServerError,
@@ -35,9 +36,10 @@ from protomq.errors import (
     TopicNotFoundError,
     UnknownMethodError,
 )
-from protomq.v1 import pull_service_pb2, send_service_pb2
+from protomq.v1 import pull_service_pb2, route_service_pb2, send_service_pb2
+from protomq.v1.reply_service_pb2 import WaitForRepliesRequest
 from protomq.wire.frames import HEADER, encode_answer
-from protomq.wire.status import RpcStatus
+from protomq.wire.status import RpcStatus, encode_status
 from tests.support.fake_server import FakeGrpcFront, FakeServer
 from tests.support.waiting import PATIENCE_S, async_wait_for, wait_for
 
@@ -71,12 +73,15 @@ def pull_request(hold_ms: int = 0, **fields: Any) -> bytes:
 
 
 class Raw:
-    """A listener that answers whatever a connection sends with fixed bytes, after a welcome if it is told so."""
+    """A listener that answers whatever a connection sends with fixed bytes, after a welcome if it is told so.
 
-    def __init__(self, answer: bytes, *, welcome: bool = False) -> None:
+    Then it waits for the connection's end, unless it is told not to.
+    """
+
+    def __init__(self, answer: bytes, *, welcome: bool = False, waits: bool = True) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._answer, self._welcome = answer, welcome
+        self._answer, self._welcome, self._waits = answer, welcome, waits
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -93,7 +98,8 @@ class Raw:
                     sock.recv(4096)
                 if self._answer:
                     sock.sendall(self._answer)
-                    sock.recv(4096)
+                    if self._waits:
+                        sock.recv(4096)
 
     def __enter__(self) -> Raw:
         return self
@@ -377,12 +383,102 @@ def test_a_closed_transport_says_so(server: FakeServer, transport: SyncTransport
 
 
 def test_a_refused_hello_is_the_servers_error(transport: SyncTransport) -> None:
-    from protomq.wire.status import encode_status
-
     status = encode_status(BUSY)
     with Raw(encode_answer(0, 0, len(status), 8) + status) as raw:
         with pytest.raises(SystemBusyError):
             transport.call(BrokerAddress("b", "", raw.address), _methods.PING, (PING,), PATIENCE_S)
+
+
+NO_PLACE = encode_status(RpcStatus(8, "no place for a further connection", "TOO_MANY", {"what": "connections", "limit": "2"}))
+REFUSAL = encode_answer(0, 0, len(NO_PLACE), 8) + NO_PLACE
+SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+"""An HTTP/2 SETTINGS frame without a setting: shorter than a header of the remoting port."""
+
+
+async def called(address: BrokerAddress, *, over: str, flavour: str) -> str:
+    """Makes a call over the transport "auto" or "remoting", and returns what it went over."""
+    options = TransportOptions(transport=over)  # type: ignore[arg-type]
+    if flavour == "async":
+        async with AsyncTransport(options) as transport:
+            await transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+            return transport.kind(address) + str(round(transport._choice._grpc_until[address] - time.monotonic()))
+    with SyncTransport(options) as sync:
+        await asyncio.to_thread(sync.call, address, _methods.PING, (PING,), PATIENCE_S)
+        return sync.kind(address) + str(round(sync._choice._grpc_until[address] - time.monotonic()))
+
+
+@pytest.mark.parametrize("flavour", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("answer", "until", "said"),
+    [
+        (REFUSAL, "grpc30", "no place for a further connection"),
+        (b"", "grpc30", "closed the connection instead of answering the hello"),
+        (REFUSAL[:10], "grpc30", "closed the connection instead of answering the hello"),
+        (REFUSAL[:20], "grpc30", "closed the connection instead of answering the hello"),
+        (SETTINGS, "grpc600", "does not speak protomq's remoting protocol"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "grpc600", "does not speak protomq's remoting protocol"),
+    ],
+)
+async def test_a_port_that_greets_nobody_is_told_and_tried_again(
+    server: FakeServer, caplog: pytest.LogCaptureFixture, flavour: str, answer: bytes, until: str, said: str
+) -> None:
+    with FakeGrpcFront(server) as front, Raw(answer, waits=False) as raw, caplog.at_level(logging.WARNING, "protomq"):
+        address = BrokerAddress("broker-a", front.address, raw.address)
+        assert await called(address, over="auto", flavour=flavour) == until
+        (told,) = caplog.messages
+        assert "remoting port of broker-a" in told
+        assert raw.address in told
+        assert said in told
+        with pytest.raises(ConnectFailedError, match=said) as caught:
+            await called(address, over="remoting", flavour=flavour)
+        assert raw.address in str(caught.value)
+        assert isinstance(caught.value, ForeignProtocolError) == (until == "grpc600")
+
+
+@pytest.mark.parametrize("flavour", ["sync", "async"])
+async def test_a_server_of_one_port_that_has_no_place_is_not_asked_over_grpc(flavour: str) -> None:
+    with Raw(REFUSAL) as raw:
+        address = BrokerAddress("", raw.address, raw.address)
+        with pytest.raises(ConnectFailedError, match="no place"):
+            await called(address, over="auto", flavour=flavour)
+
+
+@pytest.mark.parametrize("over", ["remoting", "grpc"])
+def test_a_producer_on_a_shared_transport_that_is_closed_waits_for_replies_no_more(server: FakeServer, over: Any) -> None:
+    """Its goodbye is the last that the broker hears of it, also where its thread was just about to wait again."""
+    server.topics["t"] = 1
+    server.answer_once(_methods.WAIT_FOR_REPLIES, b"")
+    server.stall(_methods.WAIT_FOR_REPLIES)
+    server.answer_once(_methods.WAIT_FOR_REPLIES, b"")
+    closing = threading.Event()
+    with FakeGrpcFront(server) as front, SyncTransport(TransportOptions(transport=over)) as shared:
+        server.brokers.append(route_service_pb2.Broker(broker_name="broker-a", grpc_address=front.address, remoting_address=server.address))
+        call, end_held, is_about_to_wait = shared.call, shared.end_held, threading.Event()
+        calls: list[tuple[MethodInfo, bytes]] = []
+
+        def late_call(address: BrokerAddress, method: MethodInfo, *rest: Any, **options: Any) -> bytes:
+            if threading.current_thread().name == "protomq-replies" and method is _methods.WAIT_FOR_REPLIES and not closing.is_set():
+                is_about_to_wait.set()
+                assert closing.wait(PATIENCE_S)
+            calls.append((method, b"".join(rest[0])))
+            return call(address, method, *rest, **options)
+
+        def told_end_held(threads: Any) -> None:
+            closing.set()
+            end_held(threads)
+
+        shared.call, shared.end_held = late_call, told_end_held  # type: ignore[method-assign]
+        producer = Producer(namesrv=server.address, transport=shared)
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(producer.request, "t", b"?", timeout_s=PATIENCE_S)
+            assert is_about_to_wait.wait(PATIENCE_S)
+            wait_for(lambda: any(method is _methods.SEND for method, _ in calls))
+            producer.close()
+            with pytest.raises(ClosedError):
+                asking.result(PATIENCE_S)
+        assert "protomq-replies" not in [thread.name for thread in threading.enumerate()]
+        waits = [WaitForRepliesRequest.FromString(payload) for method, payload in calls if method is _methods.WAIT_FOR_REPLIES]
+        assert [(wait.hold_ms > 0, wait.leaves) for wait in waits] == [(False, False), (True, False), (False, True)]
 
 
 def test_a_forked_child_has_its_own_connections(

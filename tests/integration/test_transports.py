@@ -30,7 +30,13 @@ from protomq.v1 import (
     send_service_pb2,
 )
 from protomq.v1.remoting_pb2 import RemotingHello
-from protomq.wire.frames import MAGIC, encode_answer, encode_request
+from protomq.wire.frames import (
+    HEADER_SIZE_BYTES,
+    MAGIC,
+    decode_header,
+    encode_answer,
+    encode_request,
+)
 from protomq.wire.record import encode_varint
 from protomq.wire.status import GRPC_STATUS_DETAILS_KEY, decode_status
 from protomq_runtime import remoting_server, telemetry
@@ -779,7 +785,7 @@ async def test_connections_are_limited_in_total_and_by_address(services):
             for _ in range(2)
         ]
         reader, writer = await open_raw(server)
-        assert await is_closed(reader)
+        assert decode_status((await asyncio.wait_for(reader.read(), 60))[HEADER_SIZE_BYTES:]).reason == "TOO_MANY"
         await shut(writer)
         await callers.pop().close()
         await async_wait_for(lambda: server.pools["admin"].status().connections == 1)  # noqa: B023
@@ -789,6 +795,36 @@ async def test_connections_are_limited_in_total_and_by_address(services):
         assert await callers[-1].call(PING, b"") == b""
         for caller in callers:
             await caller.close()
+        await server.stop(1)
+
+
+@pytest.mark.parametrize("field", ["total_max", "per_address_max"])
+@pytest.mark.parametrize("waiters_max", [remoting_server.PLACE_WAITERS_MAX, 0])
+async def test_who_gets_no_place_is_told_why(services, monkeypatch, field, waiters_max):
+    monkeypatch.setattr(remoting_server, "PLACE_WAITERS_MAX", waiters_max)
+    limits = ConnectionLimits(**{field: 1})
+    server = Server(services.table, name="echo", version="1", limits=limits, grpc_port=None)
+    await server.start()
+    staying = await RemotingCaller.connect(server.table, server.remoting_port, options_pb2.LANE_ADMIN)
+    try:
+        for request_id in (0, 7):
+            reader, writer = await open_raw(server)
+            if waiters_max:
+                hello = RemotingHello(lane=options_pb2.LANE_ADMIN).SerializeToString()
+                writer.write(MAGIC + encode_request(request_id, 0, len(hello)) + hello)
+            answer = await asyncio.wait_for(reader.read(), 60)
+            header = decode_header(answer)
+            assert (header.request_id, header.method_id) == (request_id if waiters_max else 0, 0)
+            status = decode_status(answer[HEADER_SIZE_BYTES:])
+            assert (header.status, status.reason, status.metadata["limit"]) == (8, "TOO_MANY", "1")
+            await shut(writer)
+        reader, writer = await open_raw(server)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        if waiters_max:
+            assert await asyncio.wait_for(reader.read(), 60) == b"", "it would not understand that"
+        await shut(writer)
+    finally:
+        await staying.close()
         await server.stop(1)
 
 

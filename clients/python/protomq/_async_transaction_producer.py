@@ -193,6 +193,8 @@ class AsyncTransactionProducer(OfOneProcess):
         self._searched: set[str] = set()
         """Topics whose brokers are looked for, since a half message may be there."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[Any]] = set()
+        """Those of them in which a listener runs, or what it has decided is told."""
 
     def after_fork(self) -> None:
         """Prepares a forked child: what is under way is the parent's. The SDK calls it."""
@@ -304,8 +306,8 @@ class AsyncTransactionProducer(OfOneProcess):
             return self._line_of(broker_name).tell(end, producer.options.send_timeout_s)
         return self._told(end_of_half(half, decision, for_hooks=bool(producer._hooks.end)), timeout_s)
 
-    def _line_of(self, broker_name: str) -> AsyncEndLine:
-        if self._closed:
+    def _line_of(self, broker_name: str, *, is_check: bool = False) -> AsyncEndLine:
+        if self._closed and not is_check:
             raise ClosedError("the producer is closed")
         line = self._lines.get(broker_name)
         if line is None:
@@ -314,7 +316,7 @@ class AsyncTransactionProducer(OfOneProcess):
 
     def _told(self, end: End, timeout_s: float | None) -> Awaitable[bool]:
         """Mostly a future, not a coroutine: each that stands in between costs every transaction a call."""
-        line, within_s = self._line_of(end.broker_name), self._seconds(timeout_s)
+        line, within_s = self._line_of(end.broker_name, is_check=end.is_check), self._seconds(timeout_s)
         if not self._producer._hooks.end:
             return line.tell(end, within_s)
         return self._told_with_hooks(line, end, within_s)
@@ -466,6 +468,8 @@ class AsyncTransactionProducer(OfOneProcess):
                     wait_steps(address, broker_name, producer.options.group)
                 )
                 for check in checks:
+                    if self._closed:  # The broker asks another producer of the group, after the next interval.
+                        return
                     await self._answer(topic, broker_name, check)
             except ProtomqError as error:
                 if self._closed:
@@ -481,11 +485,19 @@ class AsyncTransactionProducer(OfOneProcess):
 
     async def _answer(self, topic: str, broker_name: str, check: TransactionCheck) -> None:
         own_task = asyncio.current_task()
+        assert own_task is not None
+        self._answering.add(own_task)
+        try:
+            await self._decide(topic, broker_name, check, own_task)
+        finally:
+            self._answering.discard(own_task)
+
+    async def _decide(self, topic: str, broker_name: str, check: TransactionCheck, own_task: asyncio.Task[Any]) -> None:
         try:
             returned = self._check(check)
             decision = listener_decision(await returned if inspect.isawaitable(returned) else returned)
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and (own_task is None or own_task.cancelling()):
+            if isinstance(error, asyncio.CancelledError) and own_task.cancelling():
                 raise  # The producer is closed.
             if is_closed(error, own_task):
                 raise
@@ -515,16 +527,24 @@ class AsyncTransactionProducer(OfOneProcess):
         if self._closing.is_over or self._closing.is_own:
             return
         within_s = self._seconds(timeout_s, zero=True)
+        caller = None
         if asyncio._get_running_loop() is not None:
             self._producer._bind_to_loop()
+            caller = asyncio.current_task()
         self._closed = True
-        for task in list(self._tasks):
+        for task in self._tasks - self._answering:
             task.cancel()
-        await self._closing.wait(partial(self._end_all, within_s), partial(self._end_all, 0.0), self._producer._transport.abort)
+        await self._closing.wait(
+            partial(self._end_all, within_s, caller), partial(self._end_all, 0.0, caller), self._producer._transport.abort
+        )
 
-    async def _end_all(self, timeout_s: float) -> None:
-        """May be called again where it was cut off."""
+    async def _end_all(self, timeout_s: float, caller: asyncio.Task[Any] | None) -> None:
+        """May be called again where it was cut off. `caller`: a listener that closes its producer is not waited for, and not cancelled."""
         deadline_s = time.monotonic() + timeout_s
+        if answering := self._answering - {caller}:
+            await asyncio.wait(answering, timeout=timeout_s)
+        for task in self._tasks - {caller}:
+            task.cancel()
         for line in self._lines.values():
             await line.drain(max(deadline_s - time.monotonic(), 0.0))
         await self._producer.close(max(deadline_s - time.monotonic(), 0.0))

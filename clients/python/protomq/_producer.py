@@ -133,7 +133,7 @@ class Producer(LineSender):
         self._workers = None
         self._workers_lock = threading.Lock()
         self._room = Room(self.options.pending_size_max_bytes)
-        self._requests = RequestCalls(self._driver)
+        self._requests = RequestCalls(self._driver, self._transport.end_held)
         self._calls = ThreadCalls()
         self._pending: set[SendFuture] = set()
         """Messages of `send_async` that have no outcome yet."""

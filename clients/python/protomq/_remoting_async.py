@@ -22,10 +22,11 @@ from typing import Any, Final, cast
 from ._byte_streams import set_socket_options
 from ._methods import GIVEN_UP, WATCHED
 from ._remoting_hello import (
-    ForeignProtocolError,
     check_welcome_header,
+    closed_unheard,
     encode_hello,
     error_of_answer,
+    error_of_refusal,
     split_address,
 )
 from ._transport_options import ECHO_S, HELD, NEWS_S, given_up
@@ -33,6 +34,7 @@ from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ConnectFailedError,
     ConnectionLostError,
+    ForeignProtocolError,
     ProtocolError,
     RequestTimeoutError,
 )
@@ -503,15 +505,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _take_welcome(self) -> int:
         """Where the frames behind the welcome start; 0 while it is not there."""
         assert self._welcome is not None
-        if self._filled < HEADER_SIZE_BYTES:
-            return 0
         try:
-            size, status = check_welcome_header(
-                bytes(self._view[:HEADER_SIZE_BYTES]), self._address
-            )
+            header = check_welcome_header(self._view[: min(self._filled, HEADER_SIZE_BYTES)], self._address)
         except ForeignProtocolError as error:
             self._fail(error)
             return self._filled
+        if header is None:
+            return 0
+        size, status = header
         end = HEADER_SIZE_BYTES + size
         if self._filled < end:
             return 0
@@ -520,7 +521,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.closed, self.usable = True, False
             if not welcome.done():
                 welcome.set_exception(
-                    error_of_answer(status, bytes(self._view[HEADER_SIZE_BYTES:end]))
+                    error_of_refusal(status, bytes(self._view[HEADER_SIZE_BYTES:end]), self._address)
                 )
         elif not welcome.done():
             welcome.set_result(None)
@@ -547,12 +548,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self._welcome is not None:
             if exc is not None and not isinstance(exc, OSError):
                 self._fail(exc)  # A defect of ours, not another protocol.
-            # A gRPC server may close on the foreign bytes before its own SETTINGS frame gets out.
-            self._fail(
-                ForeignProtocolError(
-                    f"{self._address} closed the connection instead of answering the hello"
-                )
-            )
+            self._fail(closed_unheard(self._address))
         self._fail(
             ConnectionLostError(
                 f"{self._address}: connection lost: {exc or 'closed by the server'}"

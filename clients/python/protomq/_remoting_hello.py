@@ -1,6 +1,7 @@
 """The first frames of a connection to the remoting port, for both flavours. Pure functions.
 
-A gRPC port betrays itself at once: it answers with an HTTP/2 SETTINGS frame, which is no welcome, or closes.
+A gRPC port betrays itself at once: it answers with an HTTP/2 SETTINGS frame, which is no welcome. Or it closes, as a remoting port does,
+too, that is about to end. So who closes without a word is not taken for either.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from typing import Final
 from .errors import (
     ConfigurationError,
     ConnectFailedError,
+    ForeignProtocolError,
     ProtomqError,
+    TooManyError,
     WrongTypeError,
     error_from_status,
 )
@@ -29,10 +32,6 @@ VERSION: Final = "0.1.0"
 
 _LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
 _WELCOME_SIZE_MAX_BYTES: Final = 64 << 10
-
-
-class ForeignProtocolError(ConnectFailedError):
-    """The port answers in another protocol: most likely it is a gRPC port."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -73,18 +72,37 @@ def encode_hello(lane: int, client_id: str) -> bytes:
     return MAGIC + HEADER.pack(_LENGTH_EXTRA + len(payload), 0, HELLO_METHOD_ID, 0, 0, 0) + payload
 
 
-def check_welcome_header(header: bytes, address: str) -> tuple[int, int]:
-    """(size of the welcome's payload, status). Raises ForeignProtocolError if this is no answer to a hello."""
-    length, request_id, method_id, flags, status, _timeout_ms = HEADER.unpack(header)
-    size = length - _LENGTH_EXTRA
-    if (
-        request_id != 0
-        or method_id != HELLO_METHOD_ID
-        or flags != FLAG_ANSWER
-        or not 0 <= size <= _WELCOME_SIZE_MAX_BYTES
-    ):
-        raise ForeignProtocolError(f"{address} does not speak protomq's remoting protocol")
-    return size, status
+def check_welcome_header(header: bytes | memoryview, address: str) -> tuple[int, int] | None:
+    """(size of the welcome's payload, status); None: more is to come. Raises ForeignProtocolError if this is no answer to a hello.
+
+    `header`: what has come of it. An HTTP/2 SETTINGS frame may be shorter.
+    """
+    if len(header) < LENGTH_SIZE_BYTES:
+        return None
+    size = int.from_bytes(header[:LENGTH_SIZE_BYTES], "little") - _LENGTH_EXTRA
+    is_begun = 0 <= size <= _WELCOME_SIZE_MAX_BYTES
+    if is_begun and len(header) < HEADER_SIZE_BYTES:
+        return None
+    if is_begun:
+        _, request_id, method_id, flags, status, _ = HEADER.unpack(header)
+        if (request_id, method_id, flags) == (0, HELLO_METHOD_ID, FLAG_ANSWER):
+            return size, status
+    raise ForeignProtocolError(f"{address} does not speak protomq's remoting protocol")
+
+
+def closed_unheard(address: str) -> ConnectFailedError:
+    """The error of a port that closes before its welcome is complete."""
+    return ConnectFailedError(f"{address} closed the connection instead of answering the hello")
+
+
+def error_of_refusal(status: int, payload: bytes, address: str) -> ProtomqError:
+    """The exception for a hello whose status is not 0. A port that has no place is as good as one that cannot be reached."""
+    refusal = error_of_answer(status, payload)
+    if not isinstance(refusal, TooManyError):
+        return refusal
+    failure = ConnectFailedError(f"{address}: {refusal}")
+    failure.__cause__ = refusal
+    return failure
 
 
 def error_of_answer(status: int, payload: bytes) -> ProtomqError:

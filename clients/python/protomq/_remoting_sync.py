@@ -20,10 +20,11 @@ from ._byte_streams import BlockingStream, open_stream
 from ._interrupts import comes_of_signal
 from ._methods import HELD_METHODS, LOOKED_AT_FIRST, REPEATABLE, WATCHED
 from ._remoting_hello import (
-    ForeignProtocolError,
     check_welcome_header,
+    closed_unheard,
     encode_hello,
     error_of_answer,
+    error_of_refusal,
 )
 from ._spinning import SPIN_MAX_S, TAKEN_AWAY_S, Spinning, cores
 from ._transport_options import WATCHED_CONNECT_S, TransportOptions, given_up
@@ -89,10 +90,14 @@ def say_hello(
     try:
         _wait_until(stream, deadline_s)
         stream.send((encode_hello(lane, client_id),))
-        size, status = check_welcome_header(
-            _read_exactly(stream, HEADER_SIZE_BYTES, deadline_s), address
-        )
-        payload = _read_exactly(stream, size, deadline_s)
+        header, welcome = b"", None
+        while welcome is None:
+            header += _read_some(stream, HEADER_SIZE_BYTES - len(header), deadline_s, address)
+            welcome = check_welcome_header(header, address)
+        size, status = welcome
+        payload = b""
+        while len(payload) < size:
+            payload += _read_some(stream, size - len(payload), deadline_s, address)
     except BlockingIOError as error:
         raise ConnectFailedError(f"{address}: no answer to the hello: timed out") from error
     except OSError as error:
@@ -102,7 +107,7 @@ def say_hello(
             f"{address}: no answer to the hello: {str(error) or type(error).__name__}"
         ) from error
     if status:
-        raise error_of_answer(status, payload)
+        raise error_of_refusal(status, payload, address)
 
 
 def _wait_until(stream: BlockingStream, deadline_s: float) -> None:
@@ -113,19 +118,13 @@ def _wait_until(stream: BlockingStream, deadline_s: float) -> None:
     stream.set_timeout(max(int(left_s * 1000), 1))
 
 
-def _read_exactly(stream: BlockingStream, size: int, deadline_s: float) -> bytes:
+def _read_some(stream: BlockingStream, size: int, deadline_s: float, address: str) -> bytes:
     data = bytearray(size)
-    view, got = memoryview(data), 0
-    while got < size:
-        _wait_until(stream, deadline_s)
-        count = stream.recv_into(view[got:])
-        if not count:
-            # A gRPC server may close on the foreign bytes before its own SETTINGS frame gets out.
-            raise ForeignProtocolError(
-                "the port closed the connection instead of answering the hello"
-            )
-        got += count
-    return bytes(data)
+    _wait_until(stream, deadline_s)
+    count = stream.recv_into(data)
+    if not count:
+        raise closed_unheard(address)
+    return bytes(data[:count])
 
 
 class Connection:

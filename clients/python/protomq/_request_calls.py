@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -27,16 +27,21 @@ from .errors import ClosedError, ProtomqError
 logger = logging.getLogger("protomq.producer")
 
 GOODBYE_S = 1.0
+END_AGAIN_S = 0.05
+"""A thread may be about to begin its call when that is to be ended: then it is ended again."""
 
 
 class RequestCalls:
     """The requests of one producer. Any thread."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, end_held: Callable[[Set[int]], None]) -> None:
+        """`end_held`: see SyncTransport."""
         self._driver = driver
+        self._end_held = end_held
         self._lock = threading.Lock()
         self._inboxes: dict[str, ReplyInbox] = {}
         self._followed: set[str] = set()
+        self._threads: set[threading.Thread] = set()
         self._closed = False
 
     def request(
@@ -87,11 +92,12 @@ class RequestCalls:
             if inbox.broker_name in self._followed or self._closed:
                 return
             self._followed.add(inbox.broker_name)
+        thread = threading.Thread(target=self._run, args=(inbox,), name="protomq-replies", daemon=True)
+        self._threads.add(thread)
         try:
-            threading.Thread(
-                target=self._run, args=(inbox,), name="protomq-replies", daemon=True
-            ).start()
+            thread.start()
         except BaseException:  # The next request begins another one.
+            self._threads.discard(thread)
             with self._lock:
                 self._followed.discard(inbox.broker_name)
             raise
@@ -103,6 +109,8 @@ class RequestCalls:
             logger.exception("replies from %s are waited for no more", inbox.broker_name)
             with self._lock:
                 self._followed.discard(inbox.broker_name)
+        finally:
+            self._threads.discard(threading.current_thread())
 
     def _goes_on(self, inbox: ReplyInbox) -> bool:
         """Under the lock: a request that begins finds either a thread that goes on, or none."""
@@ -120,6 +128,14 @@ class RequestCalls:
         for inbox in inboxes:
             inbox.close()
         ends_s = time.monotonic() + GOODBYE_S
+        # First: a call that came behind the goodbye would have the broker take this caller for one that waits.
+        self._end_threads(ends_s)
         for inbox in inboxes:
             with suppress(ProtomqError):
                 self._driver.run(inbox.wait_steps(0.0, seconds_left(ends_s), leaves=True))
+
+    def _end_threads(self, until_s: float) -> None:
+        # One that is not alive yet makes no call.
+        while (threads := [thread for thread in self._threads.copy() if thread.is_alive()]) and (left_s := until_s - time.monotonic()) > 0:
+            self._end_held({thread.ident for thread in threads if thread.ident})
+            threads[0].join(min(left_s, END_AGAIN_S))

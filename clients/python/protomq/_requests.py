@@ -354,6 +354,8 @@ def follow_steps(inbox: ReplyInbox, goes_on: Callable[[], bool]) -> Steps[None]:
             if goes_on():
                 inbox.renew()
         except ProtomqError as error:
+            if not goes_on():
+                return
             # A master that is stopped or cut off is silent: meanwhile another one may lead.
             if error.stale_route or isinstance(error, RequestTimeoutError):
                 yield forget_route(inbox.topic, error)

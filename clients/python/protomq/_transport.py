@@ -4,8 +4,9 @@ Rules:
 - Nothing is opened at import or construction; a forked child starts with no connections (its parent's are not touched).
 - A call is made once. Whether to make it again is for the caller to decide, by the error's attributes. There is one exception: a call
   of `REPEATABLE` (`_methods.py`), where the server turns out to have closed the connection. It is made again, once, on a new one.
-- The choice is made per server and remembered, 30 s for a remoting port that does not answer. It is remembered
-  longer for a port that is gRPC's, and no longer than a call over gRPC finds a server. `kind(address)` tells it; a change is logged.
+- The choice is made per server and remembered, 30 s for a remoting port that does not answer, or has no place for a connection. It is
+  remembered longer for a port that speaks otherwise, and no longer than a call over gRPC finds a server. `kind(address)` tells it; a change
+  is logged.
 
 `AsyncTransport` (module `_async_transport`) has the same interface with `async def call` and `async def close`.
 """
@@ -24,11 +25,22 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 from . import _forks
 from ._late_imports import fork_waits, load_needed_modules
 from ._methods import WATCHED
-from ._remoting_hello import ForeignProtocolError
 from ._remoting_sync import ConnectionPool, PipelinedConnection, probe
-from ._transport_options import WATCHED_CONNECT_S, TransportOptions, was_refused, was_silent
+from ._transport_options import (
+    WATCHED_CONNECT_S,
+    TransportOptions,
+    was_answered,
+    was_refused,
+    was_silent,
+)
 from ._types import BrokerAddress, MethodInfo
-from .errors import ClosedError, ConfigurationError, ConnectFailedError, ConnectionLostError
+from .errors import (
+    ClosedError,
+    ConfigurationError,
+    ConnectFailedError,
+    ConnectionLostError,
+    ForeignProtocolError,
+)
 
 if TYPE_CHECKING:
     from ._grpc_transport import GrpcLink
@@ -78,12 +90,12 @@ class Choice:
     def may_fall_back(self, address: BrokerAddress, error: ConnectFailedError | None = None) -> bool:
         """Whether gRPC may be tried when the remoting port cannot be reached, or could not be for `error`.
 
-        A port that may be either answers a hello in its own way. One that is silent, or refuses, says nothing about its protocol.
+        A port that may be either answers a hello in its own way. One that is silent, or refuses, says nothing about its protocol. One that
+        says why it takes no further connection is no gRPC port.
         """
         if self._transport_for(address) != "auto" or not address.grpc_address:
             return False
-        is_one_port = address.grpc_address == address.remoting_address
-        return error is None or not is_one_port or not (was_silent(error) or was_refused(error))
+        return error is None or not _is_one_port(address) or not (was_silent(error) or was_refused(error) or was_answered(error))
 
     def _transport_for(self, address: BrokerAddress) -> Literal["auto", "remoting", "grpc"]:
         """A name server is known by one address, of either kind: what is chosen for brokers says nothing about it."""
@@ -101,10 +113,10 @@ class Choice:
         self._grpc_until[address] = now_s + (
             RETRY_FOREIGN_AFTER_S if foreign else RETRY_REMOTING_AFTER_S
         )
-        if not foreign and address not in self._told:
+        if address not in self._told and not _is_one_port(address):
             self._told.add(address)
             logger.warning(
-                "remoting port of %s cannot be reached: using gRPC (%s)",
+                "remoting port of %s cannot be used: using gRPC (%s)",
                 address.broker_name or address.remoting_address,
                 error,
             )
@@ -118,6 +130,11 @@ class Choice:
         """The remoting port answers."""
         self._grpc_until.pop(address, None)
         self._told.discard(address)
+
+
+def _is_one_port(address: BrokerAddress) -> bool:
+    """Whether it may be of either kind, as a name server's: then gRPC is nothing to warn of."""
+    return address.grpc_address == address.remoting_address
 
 
 def check_grpc(refused: ConnectFailedError | None) -> None:

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 from ._checks import check_count, check_flag, check_seconds, check_text
 from ._types import PEER_TIMEOUT_S, MethodInfo
-from .errors import ConfigurationError, ConnectionLostError, ProtomqError
+from .errors import ConfigurationError, ConnectionLostError, ProtomqError, ServerError
 
 
 class Watch(NamedTuple):
@@ -55,6 +55,11 @@ def was_silent(error: ProtomqError) -> bool:
 def was_refused(error: ProtomqError) -> bool:
     """Whether nobody listens at the port."""
     return isinstance(error.__cause__ or error.__context__, ConnectionRefusedError)
+
+
+def was_answered(error: ProtomqError) -> bool:
+    """Whether a server has said why it takes no further connection."""
+    return isinstance(error.__cause__, ServerError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@
     │   └── PartialResultError          some of several brokers did not answer; `result` is what the others said
     ├── TransportError                  the network, not the server, is the reason
     │   ├── ConnectFailedError          no connection: nothing was sent
+    │   │   └── ForeignProtocolError    the port speaks another protocol: most likely it is a gRPC port
     │   ├── ConnectionLostError         the connection broke before the answer: what was asked may have happened
     │   ├── RequestTimeoutError         no answer in time: what was asked may have happened (also a TimeoutError)
     │   └── ProtocolError               the peer speaks something else, or its answer does not parse
@@ -102,6 +103,7 @@ __all__ = [
     "PartialResultError",
     "TransportError",
     "ConnectFailedError",
+    "ForeignProtocolError",
     "ConnectionLostError",
     "RequestTimeoutError",
     "ProtocolError",
@@ -312,6 +314,10 @@ class ConnectFailedError(TransportError):
     reason = "CONNECT_FAILED"
     definite = True
     stale_route = True
+
+
+class ForeignProtocolError(ConnectFailedError):
+    """What is named as a remoting port answers in another protocol: most likely it is a gRPC port."""
 
 
 class ConnectionLostError(TransportError):

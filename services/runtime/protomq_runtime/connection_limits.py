@@ -17,7 +17,7 @@ class ConnectionLimits:
 
     Attributes:
         total_max: connections that each of the two ports takes, 1 to 1,000,000. Further ones are closed. At the remoting port up to 256 of
-            them first wait half a second for a place.
+            them first wait half a second for a place, and all are told TOO_MANY.
         per_address_max: connections of one address at the remoting port; 0: no limit of its own. (gRPC's library has none.)
         grpc_streams_max: calls under way on one gRPC connection; a client keeps further ones back. 1 to 1,000,000. The library counts a
             call until the server has let go of it, a client until it has the answer. So one that stands at the limit may have its

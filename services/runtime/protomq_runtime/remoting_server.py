@@ -4,7 +4,7 @@ One thread. A connection has HELLO_TIMEOUT_S to send the magic and a hello frame
 in the same packets goes along to the lane. The counts of connections are kept here, in total and by address; lanes report closings.
 
 A lane may hear of a closing later than this thread hears of its caller's next connection. So at a limit a new connection waits up to
-PLACE_TIMEOUT_S for the place of one that is closed already; only then is it refused.
+PLACE_TIMEOUT_S for the place of one that is closed already; only then is it refused. Its hello is answered with TOO_MANY.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .addresses import Address
 from .byte_stream import WANTS_TO_RECEIVE, ByteStream, TcpStream
 from .connection_limits import HELLO_TIMEOUT_S, ConnectionLimits, watch_peer
 from .dispatch import lane_name
-from .errors import Code, ServiceError, invalid_argument, unparsable
+from .errors import Code, ServiceError, invalid_argument, too_many, unparsable
 from .lane_pool import LanePool
 from .listening import bound_socket
 from .principals import Authenticator, check_authorization_size
@@ -52,7 +52,7 @@ ACCEPT_PAUSE_S: Final = 0.1
 PLACE_TIMEOUT_S: Final = 0.5
 """For a lane to notice that a connection is closed; a turn of a busy one takes some tens of milliseconds."""
 PLACE_WAITERS_MAX: Final = 256
-"""Further connections beyond a limit are closed at once."""
+"""Further connections beyond a limit are refused at once."""
 WARNING_INTERVAL_S: Final = 1.0
 
 
@@ -241,14 +241,35 @@ class RemotingServer(threading.Thread):
 
     def _refuse(self, sock: socket.socket, peer: str) -> None:
         address = _address_of(peer)
-        self._warn(
-            "too many connections (%d, %d of %s): closed %s",
-            self._connection_count,
-            self._count_by_address.get(address, 0),
-            address,
-            peer,
-        )
-        sock.close()
+        count = self._count_by_address.get(address, 0)
+        self._warn("too many connections (%d, %d of %s): closed %s", self._connection_count, count, address, peer)
+        if self._connection_count >= self._limits.total_max:
+            what, limit = "connections", self._limits.total_max
+        else:
+            what, limit = "connections of one address", self._limits.per_address_max
+        self._tell(sock, too_many(what, limit, f"there are {limit} {what} already, the server takes no more"))
+
+    def _tell(self, sock: socket.socket, error: ServiceError) -> None:
+        """Answers the hello of a connection that gets no place, as far as that needs no waiting, and closes it.
+
+        The hello is here, as a rule. Unread, it could destroy the answer on its way.
+        """
+        request_id, status = 0, error.encode()
+        try:
+            sock.setblocking(False)
+            stream = self._make_stream(sock)
+        except OSError:
+            sock.close()
+            return
+        try:
+            received = bytes(self._scratch[: stream.recv_into(self._scratch)])
+        except OSError:  # Nothing yet, or it is gone.
+            received = b""
+        if len(received) >= len(MAGIC) + HEADER_SIZE_BYTES:
+            request_id = decode_header(received, len(MAGIC)).request_id
+        if MAGIC.startswith(received[: len(MAGIC)]):
+            _send_all(stream, encode_answer(request_id, HELLO_METHOD_ID, len(status), int(error.code)) + status)
+        stream.close()
 
     def _take(self, sock: socket.socket, peer: str) -> None:
         try:

@@ -359,7 +359,7 @@ def test_a_caller_waits_where_it_waits_already_and_where_requests_may_go() -> No
 
 
 def test_a_request_for_which_no_thread_can_be_started_keeps_no_later_one_from_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = RequestCalls(Driver(mock.Mock()))
+    calls = RequestCalls(Driver(mock.Mock()), mock.Mock())
     inbox = ReplyInbox("t", "b")
 
     def no_more(_: threading.Thread) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -143,6 +144,50 @@ def test_a_close_tells_what_a_listener_decides_that_runs_and_calls_no_further_on
     assert (asked, broker.told) == (["first"], [("first", COMMIT)])
 
 
+def test_a_close_tells_what_a_coroutine_decides_that_runs_and_calls_no_further_one(broker: AskingBroker) -> None:
+    async def listener(check: TransactionCheck) -> TransactionDecision:
+        asked.append(check.transaction_handle)
+        is_asked.set()
+        await may_decide.wait()
+        return COMMIT
+
+    async def run() -> None:
+        producer = AsyncTransactionProducer("g", listener, transport=FakeAsyncTransport(broker))
+        await producer.begin("T", b"")
+        await is_asked.wait()
+        tasks = list(producer._tasks)
+        asyncio.get_running_loop().call_later(0.05, may_decide.set)
+        await producer.close(PATIENCE_S)
+        assert all(task.done() for task in tasks)
+
+    asked: list[str] = []
+    is_asked, may_decide = asyncio.Event(), asyncio.Event()
+    broker.ask("first", "second")
+    broker.ask("third")
+    asyncio.run(run())
+    assert (asked, broker.told) == (["first"], [("first", COMMIT)])
+
+
+def test_a_coroutine_may_close_its_producer(broker: AskingBroker) -> None:
+    async def listener(check: TransactionCheck) -> TransactionDecision:
+        asked.append(check.transaction_handle)
+        await producers[0].close(PATIENCE_S)
+        return COMMIT
+
+    async def run() -> None:
+        producers.append(AsyncTransactionProducer("g", listener, transport=FakeAsyncTransport(broker)))
+        await producers[0].begin("T", b"")
+        begun_s = time.monotonic()
+        await async_wait_for(lambda: asked and not producers[0]._tasks, 2 * PATIENCE_S)
+        assert time.monotonic() - begun_s < PATIENCE_S, "it waits for itself"
+
+    asked: list[str] = []
+    producers: list[AsyncTransactionProducer] = []
+    broker.ask("first", "second")
+    asyncio.run(run())
+    assert asked == ["first"]
+
+
 def test_a_listener_may_close_its_producer(broker: AskingBroker) -> None:
     asked: list[str] = []
 
@@ -205,7 +250,8 @@ def test_a_close_ends_a_listener_that_waits(broker: AskingBroker) -> None:
         return COMMIT
 
     async def run() -> None:
-        async with AsyncTransactionProducer("g", listener, topics=["T"], transport=FakeAsyncTransport(broker)) as producer:
+        options: Any = {"transport": FakeAsyncTransport(broker), "send_timeout_s": 0.05}
+        async with AsyncTransactionProducer("g", listener, topics=["T"], **options) as producer:
             await is_asked.wait()
             tasks = list(producer._tasks)
         await asyncio.wait(tasks, timeout=PATIENCE_S)
