@@ -322,6 +322,7 @@ class Broker:
             a_member=self._memberships.a_member,
             permit=self._permit,
             changes=changes,
+            on_grown=self._pop.signal_grown,
         )
         self._server: Server | None = None
         # The lock protects the next two fields: a start that was given up may still be running for a while.

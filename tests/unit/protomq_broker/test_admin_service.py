@@ -79,6 +79,7 @@ def service_of(store: Store, clock: ManualClock) -> AdminService:
         a_member=lambda group: "",
         permit=permit,
         changes=StateChanges(store, writer, waiting, BrokerConfig(), lambda: None),
+        on_grown=lambda _: None,
     )
 
 
