@@ -117,12 +117,13 @@ def show(
     messages.sort(key=lambda message: message.store_time_ms)
     rows = [*map(_row, messages), *(row for each in damaged for row in _damaged_rows(each))]
     print_rows(rows, _SHOW_COLUMNS, output, expendable=_SHOW_EXPENDABLE)
+    _say_lost(damaged)
     missing.check()
-    if damaged:
+    if unreadable := [each for each in damaged if not each.is_lost]:
         raise CliError(
             ExitCode.FAILURE,
             "CORRUPT_LOG",
-            f"damaged, and not shown: {_places(damaged)}; `protomq log verify DIR` on the broker's host shows the damage",
+            f"damaged, and not shown: {_places(unreadable)}; `protomq log verify DIR` on the broker's host shows the damage",
         )
 
 
@@ -152,7 +153,8 @@ def _read_newest(
             if first > at:
                 consumer.seek(queue, at)  # What stands before the damage comes first.
                 continue
-            damaged.append(DamagedLetters(queue.broker_name, first, min(following, end_offset), False))
+            is_lost = error.metadata.get("is_lost") == "true"
+            damaged.append(DamagedLetters(queue.broker_name, first, min(following, end_offset), is_lost))
             consumer.seek(queue, following)
             left = end_offset - following
             continue
@@ -215,9 +217,7 @@ def replay(
         "lost": done.lost,
     }
     print_rows([row], _REPLAY_COLUMNS, output)
-    if done.lost:
-        places = _places([each for each in done.damaged if each.is_lost])
-        sys.stderr.write(f"protomq: {done.lost} dead letters are lost, `protomq log repair` has taken them out: {places}\n")
+    _say_lost(done.damaged)
     missing.check_change()
     check_replayed(done)
 
@@ -244,6 +244,14 @@ def check_replayed(done: ReplayProgress) -> None:
         raise CliError(
             ExitCode.NOT_FOUND, "MESSAGE_NOT_FOUND", f"group {done.group!r} has no dead letter {', '.join(done.unknown_ids)}"
         )
+
+
+def _say_lost(damaged: Iterable[DamagedLetters]) -> None:
+    """No failure: they never come back, and nobody can do anything about it."""
+    lost = [each for each in damaged if each.is_lost]
+    if lost:
+        count = sum(each.end_offset - each.begin_offset for each in lost)
+        sys.stderr.write(f"protomq: {count} dead letters are lost, `protomq log repair` has taken them out: {_places(lost)}\n")
 
 
 def _places(damaged: Iterable[DamagedLetters]) -> str:
@@ -299,7 +307,7 @@ def _damaged_rows(damaged: DamagedLetters) -> Iterator[dict[str, Any]]:
             **dict.fromkeys(_SHOW_COLUMNS),
             "offset": offset,
             "broker": damaged.broker_name,
-            "body": "(damaged)",
+            "body": "(lost)" if damaged.is_lost else "(damaged)",
             "is_damaged": True,
         }
 

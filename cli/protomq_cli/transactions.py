@@ -9,7 +9,7 @@ import typer
 from protomq_cli.connection import open_admin
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.message_text import message_row, time_text
-from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout
+from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, OnBroker, Output, Timeout
 from protomq_cli.output import OutputFormat, print_object, print_rows
 from protomq_cli.partial import Missing
 
@@ -49,6 +49,7 @@ def list_transactions(
 
 def show(
     message_id: MessageId,
+    broker: OnBroker = None,
     namesrv: Namesrv = None,
     output: Output = OutputFormat.TABLE,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -57,14 +58,17 @@ def show(
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
         found = missing.take(
-            lambda: admin.list_transactions(message_id=message_id, with_messages=True)
+            lambda: admin.list_transactions(
+                message_id=message_id, with_messages=True, brokers=None if broker is None else [broker]
+            )
         )
     if not found:
         missing.check()
+        nobody = "no broker has an" if broker is None else f"broker {broker} has no"
         raise CliError(
             ExitCode.NOT_FOUND,
             "TRANSACTION_NOT_FOUND",
-            f"no broker has an open transaction of message {message_id!r}; `protomq transaction list` shows all there are",
+            f"{nobody} open transaction of message {message_id!r}; `protomq transaction list` shows all there are",
         )
     transaction, *others = found
     if others:
@@ -72,7 +76,8 @@ def show(
         raise CliError(
             ExitCode.USAGE,
             "CONFIGURATION",
-            f"message {transaction.message_id} has several open transactions, at {names}; `protomq transaction list` shows them",
+            f"message {transaction.message_id} has several open transactions, at {names}; `protomq transaction list` shows them. "
+            "--broker NAME chooses one",
         )
     row = _row(transaction) | {"transaction_handle": transaction.transaction_handle}
     if transaction.message is not None:
@@ -82,6 +87,7 @@ def show(
 
 def commit(
     message_id: MessageId,
+    broker: OnBroker = None,
     namesrv: Namesrv = None,
     output: Output = OutputFormat.TABLE,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -90,11 +96,12 @@ def commit(
 
     Its producer, if there is one, is not asked.
     """
-    _end(message_id, "COMMIT", namesrv, output, timeout)
+    _end(message_id, "COMMIT", broker, namesrv, output, timeout)
 
 
 def rollback(
     message_id: MessageId,
+    broker: OnBroker = None,
     namesrv: Namesrv = None,
     output: Output = OutputFormat.TABLE,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -103,17 +110,17 @@ def rollback(
 
     Its producer, if there is one, is not asked.
     """
-    _end(message_id, "ROLL_BACK", namesrv, output, timeout)
+    _end(message_id, "ROLL_BACK", broker, namesrv, output, timeout)
 
 
 def _end(
-    message_id: str, name: str, namesrv: str | None, output: OutputFormat, timeout: float
+    message_id: str, name: str, broker: str | None, namesrv: str | None, output: OutputFormat, timeout: float
 ) -> None:
     from protomq import TransactionDecision
 
     decision: TransactionDecision = TransactionDecision[name]
     with open_admin(namesrv, timeout) as admin:
-        transaction = admin.end_transaction(message_id, decision)
+        transaction = admin.end_transaction(message_id, decision, broker=broker)
     ended = {"COMMIT": "committed", "ROLL_BACK": "rolled back"}[name]
     row = {"message_id": transaction.message_id, "topic": transaction.queue.topic, "ended": ended}
     print_object(row, output)

@@ -699,6 +699,7 @@ class Member:
         admin = AdminService(
             store, config, broker_name=NAME, version="1", start_time_ms=0, lane_status=list, announce=lambda: None,
             write_refusal=lambda: "", commits=nobody, members=nobody, a_member=lambda _: "", permit=permit, changes=changes,
+            on_grown=lambda _: None,
         )  # fmt: skip
         server = self.server = self._server(
             (ha, "HaService", replication.service),

@@ -351,6 +351,9 @@ def test_damaged_dead_letters_keep_no_other_from_being_replayed_and_shown(tmp_pa
         broker.stop()
         run("log", "repair", str(store), "--keep", str(tmp_path / "kept"), "-y")
         broker.start()
+        shown = cli("dlq", "show", "g", "-c", "8", "-o", "jsonl")
+        assert [row["offset"] for row in jsonl(shown) if row["is_damaged"]] == [2, 5, 6]
+        assert "3 dead letters are lost, `protomq log repair` has taken them out: offsets 2, 5 to 6 of broker " in shown.stderr
         replayed = cli("dlq", "replay", "g", "--all", "-o", "jsonl")
         assert [(row["replayed"], row["known"], row["unreadable"], row["lost"]) for row in jsonl(replayed)] == [(0, 6, 0, 3)]
         assert "3 dead letters are lost, `protomq log repair` has taken them out: offsets 2, 5 to 6 of broker " in replayed.stderr

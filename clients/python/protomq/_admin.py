@@ -308,11 +308,13 @@ class Admin(AdminCalls):
             )
         )
 
-    def end_transaction(self, message_id: str, decision: TransactionDecision) -> OpenTransaction:
+    def end_transaction(
+        self, message_id: str, decision: TransactionDecision, *, broker: str | None = None
+    ) -> OpenTransaction:
         """Commits or rolls back the open transaction of a message. Returns what it was. Raises TransactionNotFoundError if none is open,
-        ConfigurationError if several are, as where a store was copied under another name.
+        ConfigurationError if several are, as where a store was copied under another name. `broker`: the one at which it ends.
         """
-        return end_transaction(self, message_id, decision)
+        return end_transaction(self, message_id, decision, broker)
 
     def list_dead_letters(self, *, brokers: Iterable[str] | None = None) -> list[DeadLetters]:
         """Returns the groups that have dead letters, by name. Read the messages with a consumer of %DLQ%group, as in any topic."""

@@ -85,12 +85,12 @@ def list_transactions(
 
 
 def end_transaction(
-    admin: AdminCalls, message_id: str, decision: TransactionDecision
+    admin: AdminCalls, message_id: str, decision: TransactionDecision, broker: str | None = None
 ) -> OpenTransaction:
     """Ends the open transaction of a message; what it was.
 
     Raises TransactionNotFoundError if no broker has it open, or what a broker that did not answer raised; ConfigurationError if several
-    have it open.
+    have it open. `broker`: the one that is asked.
     """
     with fork_waits:
         from .v1 import transaction_service_pb2 as pb
@@ -98,10 +98,11 @@ def end_transaction(
     decision = wanted_end(decision)
     if not message_id:
         raise ConfigurationError("message_id is empty")
-    found, failures = list_transactions(admin, message_id=message_id)
+    found, failures = list_transactions(admin, message_id=message_id, brokers=None if broker is None else [broker])
     if not found:
+        nobody = "no broker has an" if broker is None else f"broker {broker} has no"
         not_found = TransactionNotFoundError(
-            f"no broker has an open transaction of message {message_id}: it has ended, or there never was one",
+            f"{nobody} open transaction of message {message_id}: it has ended, or there never was one",
             metadata={"message_id": message_id},
         )
         raise next(iter(failures.values()), not_found)
@@ -110,16 +111,16 @@ def end_transaction(
         names = ", ".join(each.queue.broker_name for each in found)
         raise ConfigurationError(
             f"message {transaction.message_id} has several open transactions, at {names}. A store that was copied under another name has "
-            "those of the other one: stop one of these brokers, and try again"
+            "those of the other one. Stop one of these brokers, or name the one at which it is to end"
         )
 
-    def ask(broker: Any) -> None:
+    def ask(at: Any) -> None:
         request = pb.EndTransactionRequest()
         request.ends.add(
             transaction_handle=transaction.transaction_handle, decision=int(decision)
         )
         admin._call(
-            broker.address, _methods.END_TRANSACTION, request, pb.EndTransactionResponse
+            at.address, _methods.END_TRANSACTION, request, pb.EndTransactionResponse
         )
 
     for error in admin._ask_each([transaction.queue.broker_name], ask).values():

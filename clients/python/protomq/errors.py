@@ -694,8 +694,8 @@ class UnsupportedError(ServerError):
 
 class CorruptLogError(ServerError):
     """The requested messages are damaged on the broker's disk, or may be. `metadata` holds the position and, where they are known, topic,
-    queue_id, queue_offset and next_offset (behind the damage). For a look-up it has found_count, the number of newer messages found before
-    it."""
+    queue_id, queue_offset, next_offset (behind the damage) and is_lost. If that is "true", they never come back. For a look-up it has
+    found_count, the number of newer messages found before it."""
 
     reason = "CORRUPT_LOG"
     code = _DATA_LOSS

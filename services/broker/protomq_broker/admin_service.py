@@ -103,7 +103,7 @@ class AdminService:
 
     `lane_status` gives the state of all lanes. `announce` waits until the name servers know the present topics, or until it gives up.
     `write_refusal` says why the broker takes no writes; "" if it takes them. `a_member` names a member of a group; "": it has none.
-    Topics change only after the `permit` is given.
+    Topics change only after the `permit` is given. `on_grown` is called on the send lane with a topic that has got more read queues.
     """
 
     def __init__(
@@ -122,6 +122,7 @@ class AdminService:
         a_member: Callable[[str], str],
         permit: WritePermit,
         changes: StateChanges,
+        on_grown: Callable[[str], None],
     ) -> None:
         self._store = store
         self._config = config
@@ -135,6 +136,7 @@ class AdminService:
         self._a_member = a_member
         self._permit = permit
         self._changes = changes
+        self._on_grown = on_grown
         self._start_time_ms = start_time_ms
 
     @drained
@@ -179,6 +181,9 @@ class AdminService:
         topics = self._store.topics
         queues_before = {name: known.read_queues for name in wanted if (known := topics.find(name)) is not None}
         made = {topic.name: topic for topic in topics.put(list(wanted.values()))}
+        for name, count in queues_before.items():
+            if made[name].read_queues > count:
+                self._on_grown(name)
         announce = cache(self._announce)  # once for all of them
         return [
             each

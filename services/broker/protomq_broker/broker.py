@@ -346,6 +346,7 @@ class Broker:
             a_member=self._memberships.a_member,
             permit=self._permit,
             changes=changes,
+            on_grown=self._pop.signal_grown,
         )
 
     def add_services(self, table: DispatchTable) -> None:

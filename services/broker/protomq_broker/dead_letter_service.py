@@ -295,8 +295,7 @@ class DeadLetterService:
         known = self._store.groups.replayed(request.consumer_group, topic.incarnation)
         unread = [offset for offset in offsets if request.again or offset not in known]
         response.known_count += len(offsets) - len(unread)
-        is_final = error.is_gone or self._store.is_repaired(error.position)
-        told = response.lost_runs if is_final else response.unreadable_runs
+        told = response.lost_runs if error.is_gone else response.unreadable_runs
         told.extend(OffsetRuns(number for offset in unread for number in (offset, offset + 1)).numbers())
 
     def _look_up(self, ids: Iterable[str], topic: TopicConfig, response: ReplayDeadLettersResponse) -> list[tuple[int, str]]:

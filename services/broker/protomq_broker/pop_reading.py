@@ -306,8 +306,7 @@ class PopReader:
         try:
             return self._store.read(key.topic, key.queue_id, offset, *limits, tag_codes)
         except CorruptLogError as error:
-            is_final = error.is_gone or self._store.is_repaired(error.position)
-            gap = _Gap(max(error.next_offset, offset + 1), is_final)
+            gap = _Gap(max(error.next_offset, offset + 1), error.is_gone)
             if not gap.is_final:
                 self.failure = error
                 return gap

@@ -57,15 +57,13 @@ if TYPE_CHECKING:
     from .system_writer import SystemWriter
     from .waiting_answers import WaitingAnswers
 
-WAKE_COUNT_MAX: Final = 500
-"""Most held pops that are planned again at once."""
 GIVEN_UP_COUNT_MAX: Final = 4_096
 """Pops that were given up when they were not held: each may be on its way. The oldest are forgotten: these were answered long ago."""
 
 
 class PopService:
-    """Implements protomq.v1.PopService. `signal`, `signal_deleted`, `forget_module`, `stop`: any thread; `ack` and `change_invisible`:
-    the send lane; the rest: the pop lane."""
+    """Implements protomq.v1.PopService. `signal`, `signal_deleted`, `signal_grown`, `forget_module`, `stop`: any thread; `ack` and
+    `change_invisible`: the send lane; the rest: the pop lane."""
 
     def __init__(
         self,
@@ -187,6 +185,10 @@ class PopService:
 
     def signal_deleted(self, topic: str) -> None:
         """Answers the pops that wait for messages of a deleted topic."""
+        self.signal([(topic, 0)])
+
+    def signal_grown(self, topic: str) -> None:
+        """Plans the pops of a topic again that has got more queues: messages may stand there since it was made smaller."""
         self.signal([(topic, 0)])
 
     def signal_group(self, group: str) -> None:

@@ -162,6 +162,7 @@ def of_corrupt_log(
     message = str(error)
     if isinstance(error, CorruptLogError) and error.lost is not None:
         known |= error.lost._asdict()
+        known["is_lost"] = str(error.is_gone).lower()
     if found_count is not None:
         known["found_count"] = found_count
         if found_count:

@@ -27,6 +27,7 @@ from protomq.v1.state_pb2 import TimerEnd
 from protomq.wire.topics import TIMER_TOPIC
 from protomq_runtime.clock import thread_cpu_s
 
+from .said_once import SaidOnce
 from .store.errors import NoWriterError
 from .store.log.durations import LATE_BOUNDS_S, Durations
 from .store.timer.carrying import Copies, copies_of, first_rows
@@ -66,6 +67,7 @@ class TimerMover:
         self._log_time = log_time
         self._stopping = threading.Event()
         self._seen_position = store.appended_position
+        self._said = SaidOnce()
         self._left_quarantine_count = -1  # when it last looked at what is set aside; another mover may have set that aside
         self._thread = threading.Thread(target=self._run, name="protomq-timer", daemon=True)
         self.has_more = False
@@ -99,8 +101,9 @@ class TimerMover:
                 wait_s = RETRY_INTERVAL_S
             except TimerDamagedError:  # the store logs it, and rebuilds the files
                 wait_s = RETRY_INTERVAL_S
-            except Exception:
-                log.exception("delayed messages could not be delivered; the broker tries again soon")
+            except Exception as error:
+                if self._said.is_due(type(error)):
+                    log.exception("delayed messages could not be delivered; the broker tries again each second")
                 wait_s = RETRY_INTERVAL_S
 
     @property
@@ -153,6 +156,9 @@ class TimerMover:
         keep_to_queues(self._store, copies.requests)
         self._store.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
         self._seen_position = self._store.appended_position
+        # Now it is known that they are said once: what cannot be appended is prepared again.
+        if (count := np.count_nonzero(lost["position"] >= self._store.min_position)):
+            log.error("%d delayed messages are lost: `protomq log repair` has taken them out", count)
         if len(copies.rows):
             late_ms = np.maximum(now_ms - copies.rows["due_ms"].astype(np.int64), 0)
             self.lateness.observe_all(late_ms / 1_000)
@@ -175,8 +181,6 @@ class TimerMover:
         """Which of these can never be read: retention has deleted them, or `protomq log repair` has taken them out."""
         is_deleted: NDArray[np.bool_] = rows["position"] < self._store.min_position
         is_repaired = np.array([self._store.is_repaired(position) for position in rows["position"].tolist()], np.bool_)
-        if (count := np.count_nonzero(is_repaired & ~is_deleted)):
-            log.error("%d delayed messages are lost: `protomq log repair` has taken them out", count)
         return is_deleted | is_repaired
 
     def _leave_aside(self, rows: NDArray[Any]) -> None:

@@ -114,7 +114,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "UNKNOWN_METHOD": ReasonRule(Code.UNIMPLEMENTED, True, optional=("method", "lane", "lanes")),
     "UNSUPPORTED": ReasonRule(Code.UNIMPLEMENTED, True, ("field",)),
     "CORRUPT_LOG": ReasonRule(
-        Code.DATA_LOSS, True, optional=("position", "topic", "queue_id", "queue_offset", "next_offset", "found_count")
+        Code.DATA_LOSS, True, optional=("position", "topic", "queue_id", "queue_offset", "next_offset", "is_lost", "found_count")
     ),
     "OFFSET_OUT_OF_RANGE": ReasonRule(
         Code.OUT_OF_RANGE,

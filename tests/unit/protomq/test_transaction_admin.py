@@ -24,11 +24,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         BrokerInfo("c", name, 0, f"{name}:8081", f"{name}:10911", "", 7, Permission.READ_WRITE) for name in ("a", "copy")
     ]  # fmt: skip
 
-    def call(_: Admin, _address: object, method: object, request: Any, response: Any) -> Any:
+    def call(_: Admin, address: object, method: object, request: Any, response: Any) -> Any:
         if method is not LIST_TRANSACTIONS:
-            told.append(request)
+            told.append((address, request))
             return response()
-        transaction = pb.OpenTransaction(message_id=MESSAGE_ID, topic="t", transaction_handle="h")
+        transaction = pb.OpenTransaction(message_id=MESSAGE_ID, topic="t", transaction_handle=str(address))
         return pb.ListTransactionsResponse(transactions=[transaction])
 
     monkeypatch.setattr(Admin, "_cluster", lambda *_: (brokers, []))
@@ -51,3 +51,13 @@ def test_commands_name_the_brokers_that_have_it_open(command: str, told: list[An
     assert error["reason"] == "CONFIGURATION"
     assert "has several open transactions, at a, copy" in error["message"]
     assert told == []
+
+
+@pytest.mark.parametrize("command", ["commit", "rollback"])
+def test_one_of_them_is_ended_at_the_broker_that_is_named(command: str, told: list[Any]) -> None:
+    shown = json.loads(run("transaction", "show", MESSAGE_ID, "--broker", "copy", "-o", "json", namesrv="nobody:1").stdout)
+    assert shown["broker"] == "copy"
+    run("transaction", command, MESSAGE_ID, "--broker", "copy", namesrv="nobody:1")
+    ((address, request),) = told
+    assert [end.transaction_handle for end in request.ends] == [str(address)]
+    assert "copy" in str(address)

@@ -273,6 +273,7 @@ class FakeBroker:
             a_member=lambda group: min((name for of_group, name, _ in self.members if of_group == group), default=""),
             permit=self.permit,
             changes=self.changes,
+            on_grown=self.pop.signal_grown,
         )
 
 

@@ -79,6 +79,7 @@ def service_of(store: Store, clock: ManualClock) -> AdminService:
         a_member=lambda group: "",
         permit=permit,
         changes=StateChanges(store, writer, waiting, BrokerConfig(), lambda: None),
+        on_grown=lambda _: None,
     )
 
 
@@ -122,6 +123,7 @@ def test_a_look_up_that_may_miss_damaged_messages_says_which_and_what_to_do() ->
         "queue_id": "0",
         "queue_offset": "5",
         "next_offset": "6",
+        "is_lost": "false",
         "found_count": "3",
     }
     assert "a record_count_max of 3" in error.message

@@ -11,7 +11,12 @@ from unittest import mock
 
 import pytest
 
-from protomq.v1.admin_service_pb2 import DeleteGroupRequest, DeleteTopicRequest, ListGroupsRequest
+from protomq.v1.admin_service_pb2 import (
+    CreateTopicRequest,
+    DeleteGroupRequest,
+    DeleteTopicRequest,
+    ListGroupsRequest,
+)
 from protomq.v1.consumer_service_pb2 import (
     CommitOffsetsRequest,
     GetLagRequest,
@@ -35,6 +40,7 @@ from protomq.v1.pop_service_pb2 import (
 from protomq.v1.pull_service_pb2 import FilterType, PullRequest
 from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
 from protomq.v1.send_service_pb2 import SendRequest
+from protomq.v1.topic_pb2 import Topic
 from protomq_broker import pop_planner, pop_reading, pop_requests, pop_service, pop_settling
 from protomq_broker.filters.errors import FilterError
 from protomq_broker.filters.filter_book import Matches
@@ -552,6 +558,18 @@ def test_a_held_pop_is_answered_by_what_comes_falls_due_or_is_given_back() -> No
     broker.advance(1)
     assert messages_of(call) == []
     assert broker.server.lanes["pop"].holds == 0
+
+
+def test_a_held_pop_gets_what_stands_in_queues_that_a_topic_gets_back() -> None:
+    broker = FakeBroker()
+    broker.fill([b"left behind"], queue_id=1)
+    broker.store.topics.put([TopicConfig("topic", 1, 1)])
+    call = broker.call(POP + "Pop", PopRequest(consumer_group="group", topic="topic", hold_ms=20_000))
+    assert call.is_held
+    assert not call.answered
+    wanted = CreateTopicRequest(topic=Topic(name="topic", write_queues=2, read_queues=2), update=True)
+    broker.call(ADMIN + "CreateTopic", wanted).response()
+    assert [message.body for message in messages_of(call)] == [b"left behind"]
 
 
 def test_a_message_wakes_one_of_many_and_the_others_are_held_on() -> None:

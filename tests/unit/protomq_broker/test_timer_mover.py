@@ -23,7 +23,7 @@ from protomq.wire.topics import TIMER_TOPIC
 from protomq_broker import recalls, timer_mover
 from protomq_broker.config import BrokerConfig
 from protomq_broker.recalls import CANDIDATES_MAX
-from protomq_broker.store.errors import StoreError
+from protomq_broker.store.errors import DiskFullError, StoreError
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.timer import recalled
@@ -679,9 +679,13 @@ def test_what_a_repair_has_taken_out_waits_no_more(world: World, caplog: pytest.
     repair("/s", "/kept", disk=world.disk)
     world.restart()
     assert world.store.pending.count == 1
+    for _ in range(3):
+        with mock.patch.object(world.store, "append_moved", side_effect=DiskFullError), pytest.raises(DiskFullError):
+            world.mover.deliver()
+    assert "are lost" not in caplog.text
     assert world.deliver() == [b"0", b"2"]
     assert world.store.pending.count == world.store.pending.size_bytes == 0
-    assert "1 delayed messages are lost: `protomq log repair` has taken them out" in caplog.text
+    assert caplog.text.count("1 delayed messages are lost: `protomq log repair` has taken them out") == 1
     assert world.restart().store.pending.count == 0
 
 
@@ -850,7 +854,11 @@ def test_what_is_pending_is_not_carried_forward_with_a_flipped_bit(
     if is_healed:
         flip_in_log(world.disk, world.store, positions[1])
         world.store._quarantine.replace(damage, [])
+    for _ in range(3):
+        with mock.patch.object(world.store, "flush", return_value=0), pytest.raises(StoreError, match="could not be synced"):
+            world.store.delete_segments_below(world.store.appended_position)
+    assert "are lost" not in caplog.text
     assert world.store.delete_segments_below(world.store.appended_position) > positions[2]
-    assert ("1 delayed messages are damaged, and are lost with their segment" in caplog.text) is not is_healed
+    assert caplog.text.count("1 delayed messages are damaged, and are lost with their segment") == int(not is_healed)
     bodies = [b"later-0", b"later-1", b"later-2"] if is_healed else [b"later-0", b"later-2"]
     assert [body for body in world.deliver(10_000_001) if len(body) < 10] == bodies

@@ -222,7 +222,8 @@ class CorruptLogError(StoreError):
         end_position: physical offset at which the log is valid again; -1 if it is not, or if nobody looked.
         reason: what is wrong.
         lost: the message that was to be read; None where no queue was read.
-        is_gone: whether no damaged range is known there: the log holds, and lacks the message for good.
+        is_gone: whether the message never comes back: `protomq log repair` has taken it out, or no damaged range is known there. The log
+            holds then, and lacks it.
     """
 
     def __init__(

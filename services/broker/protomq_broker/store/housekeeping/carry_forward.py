@@ -112,6 +112,8 @@ class CarryForward:
         self._pop_carrier = pop_carrier
         self._on_writer = on_writer
         self._known_damage = store.damaged_ranges
+        self._lost_count = 0
+        """Delayed messages that are lost once the segments go."""
 
     def forward(self, cut: int) -> None:
         """Appends again what is alive before `cut`, and syncs it. Then it appends, durably, the record that the log begins at `cut`.
@@ -119,6 +121,7 @@ class CarryForward:
         Raises StoreError if that fails; then nothing may be deleted.
         """
         self._known_damage = self._store.damaged_ranges
+        self._lost_count = 0
         self._carry_pending(cut)
         self._carry_halves(cut)
         self._pop_carrier.move_below(cut, self._check_loss)
@@ -130,6 +133,8 @@ class CarryForward:
         start = self._front.start_record(cut, crc)
         self._on_writer(partial(self._carry, self._front.topic, Carrier(lambda _: start, ())))
         self._sync()
+        if self._lost_count:  # If this fails before, it is tried again, and nothing is lost yet.
+            log.error("%d delayed messages are damaged, and are lost with their segment", self._lost_count)
 
     def _check_loss(self) -> None:
         """Messages are damaged, and would be lost. Raises StoreError if the damage was found just now."""
@@ -180,10 +185,7 @@ class CarryForward:
                     )
                     if len(copies.unreadable):
                         self._check_loss()
-                        log.error(
-                            "%d delayed messages are damaged, and are lost with their segment",
-                            len(copies.unreadable),
-                        )
+                        self._lost_count += len(copies.unreadable)
                     self._on_writer(partial(self._append_pending, copies, watch, deleted))
                     rows = rows[
                         np.isin(rows["position"], copies.unreadable["position"], invert=True)
@@ -225,11 +227,12 @@ class CarryForward:
             bodies.append(transactions.carried_record([half.key for half in copies.halves]))
         if copies.unreadable:
             self._check_loss()
-            log.error(
-                "%d half messages are damaged, and are lost with their segment: their transactions expire",
-                len(copies.unreadable),
-            )
             lost = [half.key for half in copies.unreadable]
             bodies.append(ended_record(lost, bytes([Ending.EXPIRED]) * len(lost)))
         if bodies:
             self._store.append_moved(copies.requests, [(TRANSACTIONS_TOPIC, bodies)], Reserve.CARRIED)
+        if copies.unreadable:
+            log.error(
+                "%d half messages are damaged, and are lost with their segment: their transactions expire",
+                len(copies.unreadable),
+            )

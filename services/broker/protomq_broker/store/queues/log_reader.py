@@ -454,7 +454,7 @@ class LogReader:
     ) -> CorruptLogError:
         """The error for a message of the queue in a damaged part of the log."""
         first, following = lost_in(queue, damage)
-        return CorruptLogError(
+        error = CorruptLogError(
             self._folder.path_at(damage.start_position),
             damage.start_position,
             f"{damage.reason}: messages {first} to {following - 1} of queue {queue.queue_id} of topic {queue.topic} are in "
@@ -462,6 +462,8 @@ class LogReader:
             damage.end_position,
             LostMessage(queue.topic, queue.queue_id, queue_offset, following),
         )
+        error.is_gone = self._quarantine.is_repaired(damage)
+        return error
 
     def record_at(self, position: int) -> bytes | None:
         """Returns the record at a position, without tag and length; None if it is gone or damaged."""
