@@ -28,7 +28,7 @@ from protomq.wire import record as layout
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.recall_handle import RecallHandle, encode_handle
 from protomq.wire.topics import EXPIRED_TOPIC
-from protomq_broker import transaction_checks, transaction_service
+from protomq_broker import transaction_checks, transaction_endings, transaction_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
 from protomq_broker.store.errors import StoreError
@@ -39,7 +39,7 @@ from protomq_broker.store.state.transactions import Ending
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
-from protomq_runtime.errors import ServiceError
+from protomq_runtime.errors import Code, ServiceError
 from tests.support.transaction_world import (
     COMMIT,
     PRODUCER,
@@ -254,6 +254,45 @@ def test_decisions_of_one_request_on_one_transaction_are_as_if_they_came_one_aft
     assert other.error_reason == "TRANSACTION_ENDED"
     assert (again.error_reason, again.repeated_decision) == ("", True)
     assert world.delivered() == [b"half"]
+
+
+def test_decisions_on_large_messages_let_others_in_between(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request may commit all that is open, which are gigabytes."""
+    monkeypatch.setattr(transaction_endings, "TURN_SIZE_MAX_BYTES", 10_000)
+    turns: list[Callable[[], None]] = []
+    monkeypatch.setattr(world.lane, "post", turns.append)
+    handles = [world.half(b"%02d" % number + bytes(3_000)) for number in range(20)]
+    dropped = world.half(b"dropped")
+    ends = [*((handle, COMMIT) for handle in handles), (dropped, ROLL_BACK), (handles[0], COMMIT), (handles[0], ROLL_BACK)]
+    request = EndTransactionRequest(ends=[TransactionEnd(transaction_handle=handle, decision=what) for handle, what in ends])
+    large = world.call(world.service.end_transaction, request)
+    small = world.call(world.service.end_transaction, EndTransactionRequest(ends=request.ends[-1:]))
+    left = [len(world.open())]
+    for turn in turns:
+        assert not large.answered
+        turn()
+        left.append(len(world.open()))
+    assert left == [18, 15, 12, 9, 6, 3, 0]
+    assert [error.reason for error in [refusal(small.result)]] == ["TRANSACTION_ENDED"]
+    results = EndTransactionResponse.FromString(large.result()).results
+    assert [result.error_reason for result in results] == [""] * 22 + ["TRANSACTION_ENDED"]
+    assert [result.repeated_decision for result in results] == [False] * 21 + [True, False]
+    assert [body[:2] for body in world.delivered()] == [b"%02d" % number for number in range(20)]
+
+
+def test_what_cannot_be_ended_in_a_later_turn_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_endings, "TURN_SIZE_MAX_BYTES", 10_000)
+    turns: list[Callable[[], None]] = []
+    monkeypatch.setattr(world.lane, "post", turns.append)
+    handles = [world.half(bytes(3_000)) for _ in range(6)]
+    request = EndTransactionRequest(ends=[TransactionEnd(transaction_handle=handle, decision=COMMIT) for handle in handles])
+    call = world.call(world.service.end_transaction, request)
+    world.permit._refusal = ServiceError(Code.UNAVAILABLE, "NOT_MASTER", "another leads")
+    for turn in turns:
+        turn()
+    results = EndTransactionResponse.FromString(call.result()).results
+    assert [result.error_reason for result in results] == [""] * 3 + ["NOT_MASTER"] * 3
+    assert len(world.open()) == 3
 
 
 def test_what_is_not_known_is_said_so(world: World) -> None:
