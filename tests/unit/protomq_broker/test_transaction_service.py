@@ -859,6 +859,22 @@ def test_what_is_healed_behind_all_its_checks_and_a_start_is_asked_about_before_
     assert world.open() == []
 
 
+def test_what_cannot_be_read_costs_no_look_at_all_of_it_with_each_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment may have a hundred thousand half messages, and be damaged."""
+    handles = [world.half() for _ in range(1_000)]
+    monkeypatch.setattr(world.store, "read_records", lambda positions, sizes: (b"", positions, positions < 0))
+    world.turns(6_000)
+    transactions = world.store.transactions
+    looks = Mock(side_effect=transactions.find)
+    monkeypatch.setattr(transactions, "find", looks)
+    world.turns(30_000)
+    assert looks.call_count <= 2.5 * len(handles)
+    world.end(*((handle, ROLL_BACK) for handle in handles))
+    world.half()
+    world.turns(6_000)
+    assert len(world.checks._unread) <= 2 * transactions.open_count + transaction_checks.BATCH_COUNT_MAX
+
+
 def test_what_a_repair_has_taken_out_expires_after_its_checks(world: World, caplog: pytest.LogCaptureFixture) -> None:
     handle = world.half(b"x")
     (known,) = world.store.transactions.open_transactions()
