@@ -176,8 +176,18 @@ class TransactionEndings:
             elif known is not None:
                 outcomes[number] = Outcome(_ended(decision, known))
             else:
-                outcomes[number] = Outcome(_not_found(decision))
+                outcomes[number] = Outcome(self._unknown(decision))
         return halves, bytes(wanted.values()), repeats
+
+    def _unknown(self, wanted: Wanted) -> ServiceError:
+        """Why a transaction is not known here: if its half message stood in a damaged part, the start could not read it."""
+        if self._store.damage_at(wanted.position) is None or self._store.is_repaired(wanted.position):
+            return _not_found(wanted)
+        return corrupt_log(
+            f"the half message {wanted.message_id} stood at position {wanted.position}, in a part of the log that is damaged. Whether its"
+            " transaction is open is known once that is healed: decide again then",
+            {"position": wanted.position},
+        )
 
     def _append(self, halves: Sequence[HalfMessage], endings: bytes) -> dict[Key, ServiceError]:
         """Appends these endings together. Returns the transactions that could not be ended, with the errors."""

@@ -31,6 +31,7 @@ from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker import transaction_checks, transaction_endings, transaction_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
+from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import read_fully, write_fully
 from protomq_broker.store.state import fresh_halves
@@ -40,6 +41,7 @@ from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_runtime.errors import Code, ServiceError
+from tests.support import transaction_world
 from tests.support.transaction_world import (
     COMMIT,
     PRODUCER,
@@ -873,6 +875,27 @@ def test_what_cannot_be_read_costs_no_look_at_all_of_it_with_each_batch(world: W
     world.half()
     world.turns(6_000)
     assert len(world.checks._unread) <= 2 * transactions.open_count + transaction_checks.BATCH_COUNT_MAX
+
+
+@pytest.mark.parametrize("what", [COMMIT, ROLL_BACK])
+def test_a_start_that_cannot_read_a_half_message_does_not_say_that_there_never_was_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, what: Any
+) -> None:
+    handle = world.half(b"x")
+    (known,) = world.store.transactions.open_transactions()
+    for _ in range(2):
+        world.request(SendRequest(topic="fill", queue_id=0, records=[Record(body=b"behind")]))
+        world.store.flush()
+    disk = world.disk.killed()
+    disk.flip_bit(f"/s/commitlog/{0:020d}", (known.half.position + 30) * 8)
+    monkeypatch.setattr(transaction_world, "StoreConfig", partial(StoreConfig, corruption="quarantine"))
+    world.restart(disk)
+    assert world.open() == []
+    assert refusal(lambda: world.end((handle, what))).reason == "CORRUPT_LOG"
+    disk.flip_bit(f"/s/commitlog/{0:020d}", (known.half.position + 30) * 8)  # healed
+    world.restart()
+    world.end((handle, what))
+    assert world.delivered() == ([b"x"] if what == COMMIT else [])
 
 
 def test_what_a_repair_has_taken_out_expires_after_its_checks(world: World, caplog: pytest.LogCaptureFixture) -> None:
