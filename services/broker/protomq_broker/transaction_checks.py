@@ -344,9 +344,11 @@ class TransactionChecks:
         found = []
         fields = self.fields_of(halves)
         read = {half.key for half, _ in fields}
-        self._unread = {key for key in self._unread if self._store.transactions.find(key) is not None}
         self._unread |= {half.key for half in halves}
         self._unread -= read
+        transactions = self._store.transactions
+        if len(self._unread) > 2 * transactions.open_count + BATCH_COUNT_MAX:  # most of them have ended
+            self._unread = {key for key in self._unread if transactions.find(key) is not None}
         for half, field in fields:
             check = TransactionCheck(
                 transaction_handle=self._handles.encode(half.position, half.key),

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 COMMITTED_SIZE_MAX_BYTES: Final = 4 << 20
 """Most bytes of committed messages in one append, unless it is one message."""
+TURN_SIZE_MAX_BYTES: Final = 16 << 20
+"""Most bytes of messages that one turn commits, unless it is one message: sends wait some 20 ms for it."""
 ENDED_COUNT_MAX: Final = 4_096
 """Most transactions in one record."""
 _ENDING_NAMES: Final = {
@@ -68,6 +70,11 @@ class Decisions(NamedTuple):
     keys: list[Key]
     positions: list[int]
     endings: bytes
+
+    def parted(self, count: int) -> tuple[Decisions, Decisions]:
+        """The first of them, and the others."""
+        keys, positions, endings = self
+        return Decisions(keys[:count], positions[:count], endings[:count]), Decisions(keys[count:], positions[count:], endings[count:])
 
     def wanted(self, index: int) -> Wanted:
         """One of them."""
@@ -106,6 +113,20 @@ class TransactionEndings:
         self._store = store
         self._writer = writer
         self._log_time = log_time
+
+    def first_turn(self, decisions: Decisions) -> int:
+        """How many of the decisions are to be ended in one turn, so that others get on in between."""
+        transactions = self._store.transactions
+        if transactions.size_bytes <= TURN_SIZE_MAX_BYTES:  # of all that are open
+            return len(decisions.keys)
+        size_bytes = 0
+        for number, (key, ending) in enumerate(zip(decisions.keys, decisions.endings, strict=True)):
+            half = transactions.decide(key, Ending.COMMITTED).half if ending == Ending.COMMITTED else None
+            if half is not None:
+                size_bytes += half.size_bytes
+                if number and size_bytes > TURN_SIZE_MAX_BYTES:
+                    return number
+        return len(decisions.keys)
 
     def end(self, decisions: Decisions) -> list[Outcome]:
         """Appends what is decided; what became of each decision. Up to the end of the log of now, the outcomes are to be stored."""
@@ -155,8 +176,18 @@ class TransactionEndings:
             elif known is not None:
                 outcomes[number] = Outcome(_ended(decision, known))
             else:
-                outcomes[number] = Outcome(_not_found(decision))
+                outcomes[number] = Outcome(self._unknown(decision))
         return halves, bytes(wanted.values()), repeats
+
+    def _unknown(self, wanted: Wanted) -> ServiceError:
+        """Why a transaction is not known here: if its half message stood in a damaged part, the start could not read it."""
+        if self._store.damage_at(wanted.position) is None or self._store.is_repaired(wanted.position):
+            return _not_found(wanted)
+        return corrupt_log(
+            f"the half message {wanted.message_id} stood at position {wanted.position}, in a part of the log that is damaged. Whether its"
+            " transaction is open is known once that is healed: decide again then",
+            {"position": wanted.position},
+        )
 
     def _append(self, halves: Sequence[HalfMessage], endings: bytes) -> dict[Key, ServiceError]:
         """Appends these endings together. Returns the transactions that could not be ended, with the errors."""

@@ -78,6 +78,10 @@ _END_TAGS: Final = bytes(
 )
 _DECISION_TAG: Final = TransactionEnd.DECISION_FIELD_NUMBER << 3
 
+_Asked = tuple["Call", Decisions, "Sequence[ServiceError | None]"]
+"""A call with what `_usual` or `_parsed` says of it."""
+_NO_DECISIONS: Final = Decisions([], [], b"")
+
 M = TypeVar("M", bound=Message)
 
 
@@ -108,8 +112,8 @@ class TransactionService:
 
     @drained
     def end_transaction(self, calls: list[Call]) -> None:
-        """Ends what has arrived by now with one append."""
-        asked: list[tuple[Call, Decisions, Sequence[ServiceError | None]]] = []
+        """Ends what has arrived by now, with one append if it is not large."""
+        asked: list[_Asked] = []
         for call in calls:
             try:
                 if self._permit.refusal is not None:
@@ -121,7 +125,21 @@ class TransactionService:
         if not asked:
             return
         decisions = joined([decided for _, decided, _ in asked])
-        outcomes = self._endings.end(decisions) if decisions.keys else []
+        self._end(asked, decisions, [])
+
+    def _end(self, asked: Sequence[_Asked], left: Decisions, outcomes: list[Outcome]) -> None:
+        """Ends what one turn takes of the decisions that are left, and answers the calls with the outcomes once all are made."""
+        try:
+            count = self._endings.first_turn(left)
+            now, left = (left, _NO_DECISIONS) if count == len(left.keys) else left.parted(count)
+            outcomes += self._endings.end(now) if now.keys else []
+        except Exception as error:
+            for call, _, _ in asked:
+                call.fail(to_service_error(error))
+            return
+        if left.keys:
+            asked[0][0].lane.post(partial(self._end, asked, left, outcomes))
+            return
         start = 0
         for call, decided, refusals in asked:
             end = start + len(decided.keys)

@@ -28,9 +28,10 @@ from protomq.wire import record as layout
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.recall_handle import RecallHandle, encode_handle
 from protomq.wire.topics import EXPIRED_TOPIC
-from protomq_broker import transaction_checks, transaction_service
+from protomq_broker import transaction_checks, transaction_endings, transaction_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
+from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import read_fully, write_fully
 from protomq_broker.store.state import fresh_halves
@@ -39,7 +40,8 @@ from protomq_broker.store.state.transactions import Ending
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
-from protomq_runtime.errors import ServiceError
+from protomq_runtime.errors import Code, ServiceError
+from tests.support import transaction_world
 from tests.support.transaction_world import (
     COMMIT,
     PRODUCER,
@@ -254,6 +256,45 @@ def test_decisions_of_one_request_on_one_transaction_are_as_if_they_came_one_aft
     assert other.error_reason == "TRANSACTION_ENDED"
     assert (again.error_reason, again.repeated_decision) == ("", True)
     assert world.delivered() == [b"half"]
+
+
+def test_decisions_on_large_messages_let_others_in_between(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request may commit all that is open, which are gigabytes."""
+    monkeypatch.setattr(transaction_endings, "TURN_SIZE_MAX_BYTES", 10_000)
+    turns: list[Callable[[], None]] = []
+    monkeypatch.setattr(world.lane, "post", turns.append)
+    handles = [world.half(b"%02d" % number + bytes(3_000)) for number in range(20)]
+    dropped = world.half(b"dropped")
+    ends = [*((handle, COMMIT) for handle in handles), (dropped, ROLL_BACK), (handles[0], COMMIT), (handles[0], ROLL_BACK)]
+    request = EndTransactionRequest(ends=[TransactionEnd(transaction_handle=handle, decision=what) for handle, what in ends])
+    large = world.call(world.service.end_transaction, request)
+    small = world.call(world.service.end_transaction, EndTransactionRequest(ends=request.ends[-1:]))
+    left = [len(world.open())]
+    for turn in turns:
+        assert not large.answered
+        turn()
+        left.append(len(world.open()))
+    assert left == [18, 15, 12, 9, 6, 3, 0]
+    assert [error.reason for error in [refusal(small.result)]] == ["TRANSACTION_ENDED"]
+    results = EndTransactionResponse.FromString(large.result()).results
+    assert [result.error_reason for result in results] == [""] * 22 + ["TRANSACTION_ENDED"]
+    assert [result.repeated_decision for result in results] == [False] * 21 + [True, False]
+    assert [body[:2] for body in world.delivered()] == [b"%02d" % number for number in range(20)]
+
+
+def test_what_cannot_be_ended_in_a_later_turn_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_endings, "TURN_SIZE_MAX_BYTES", 10_000)
+    turns: list[Callable[[], None]] = []
+    monkeypatch.setattr(world.lane, "post", turns.append)
+    handles = [world.half(bytes(3_000)) for _ in range(6)]
+    request = EndTransactionRequest(ends=[TransactionEnd(transaction_handle=handle, decision=COMMIT) for handle in handles])
+    call = world.call(world.service.end_transaction, request)
+    world.permit._refusal = ServiceError(Code.UNAVAILABLE, "NOT_MASTER", "another leads")
+    for turn in turns:
+        turn()
+    results = EndTransactionResponse.FromString(call.result()).results
+    assert [result.error_reason for result in results] == [""] * 3 + ["NOT_MASTER"] * 3
+    assert len(world.open()) == 3
 
 
 def test_what_is_not_known_is_said_so(world: World) -> None:
@@ -818,6 +859,43 @@ def test_what_is_healed_behind_all_its_checks_and_a_start_is_asked_about_before_
     assert world.open()
     world.turns(30_000)
     assert world.open() == []
+
+
+def test_what_cannot_be_read_costs_no_look_at_all_of_it_with_each_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment may have a hundred thousand half messages, and be damaged."""
+    handles = [world.half() for _ in range(1_000)]
+    monkeypatch.setattr(world.store, "read_records", lambda positions, sizes: (b"", positions, positions < 0))
+    world.turns(6_000)
+    transactions = world.store.transactions
+    looks = Mock(side_effect=transactions.find)
+    monkeypatch.setattr(transactions, "find", looks)
+    world.turns(30_000)
+    assert looks.call_count <= 2.5 * len(handles)
+    world.end(*((handle, ROLL_BACK) for handle in handles))
+    world.half()
+    world.turns(6_000)
+    assert len(world.checks._unread) <= 2 * transactions.open_count + transaction_checks.BATCH_COUNT_MAX
+
+
+@pytest.mark.parametrize("what", [COMMIT, ROLL_BACK])
+def test_a_start_that_cannot_read_a_half_message_does_not_say_that_there_never_was_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, what: Any
+) -> None:
+    handle = world.half(b"x")
+    (known,) = world.store.transactions.open_transactions()
+    for _ in range(2):
+        world.request(SendRequest(topic="fill", queue_id=0, records=[Record(body=b"behind")]))
+        world.store.flush()
+    disk = world.disk.killed()
+    disk.flip_bit(f"/s/commitlog/{0:020d}", (known.half.position + 30) * 8)
+    monkeypatch.setattr(transaction_world, "StoreConfig", partial(StoreConfig, corruption="quarantine"))
+    world.restart(disk)
+    assert world.open() == []
+    assert refusal(lambda: world.end((handle, what))).reason == "CORRUPT_LOG"
+    disk.flip_bit(f"/s/commitlog/{0:020d}", (known.half.position + 30) * 8)  # healed
+    world.restart()
+    world.end((handle, what))
+    assert world.delivered() == ([b"x"] if what == COMMIT else [])
 
 
 def test_what_a_repair_has_taken_out_expires_after_its_checks(world: World, caplog: pytest.LogCaptureFixture) -> None:

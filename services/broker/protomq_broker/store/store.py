@@ -278,6 +278,7 @@ class Store:
         self.octets_to_copy = reader.octets_to_copy
         self.entries_at = reader.entries_at
         self.entries_together = reader.entries_together
+        self.damage_at = reader.damage_at
         self.is_repaired = reader.is_repaired
         self.find_by_key_hash = look_ups.by_key_hash
         self.find_by_message_id = look_ups.by_message_id

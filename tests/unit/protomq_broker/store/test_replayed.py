@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,3 +57,17 @@ def test_a_group_is_said_again_before_its_first_record_goes_not_only_its_newest(
     assert again == told("g", 1, 0, 5, 7, 9)
     known.note(again, 30)
     assert known.below(30) == []
+
+
+def test_a_slice_of_a_replay_costs_what_it_says_and_not_what_was_said_before() -> None:
+    """Of dead letters of two topics one of which is gone, each second one is a run of its own."""
+    known = ReplayedLetters()
+    slices = [[number for offset in range(start, start + 20, 2) for number in (offset, offset + 1)] for start in range(0, 2_000, 20)]
+    with mock.patch.object(OffsetRuns, "_add", autospec=True, side_effect=OffsetRuns._add) as add:
+        for position, runs in enumerate(slices, 10):
+            before = known.of("g", 1)
+            numbers = before.numbers()
+            known.note(told("g", 1, *runs), position)
+            assert before.numbers() == numbers, "readers see the runs as they were"
+    assert add.call_count == 1_000
+    assert known.of("g", 1).numbers() == [number for runs in slices for number in runs]

@@ -18,6 +18,17 @@ class OffsetRuns:
         self._ends: list[int] = []
         self.add_runs(numbers)
 
+    def copy(self) -> OffsetRuns:
+        """The same set, to be changed. There may be a hundred thousand runs: none is looked at."""
+        found = OffsetRuns()
+        found._starts, found._ends = self._starts.copy(), self._ends.copy()
+        return found
+
+    @property
+    def run_count(self) -> int:
+        """Number of runs."""
+        return len(self._starts)
+
     def __contains__(self, offset: int) -> bool:
         index = bisect_right(self._starts, offset) - 1
         return index >= 0 and offset < self._ends[index]
@@ -77,10 +88,10 @@ class ReplayedLetters:
         known = self._groups.get(told.consumer_group)
         if known is None or known.incarnation != told.topic_incarnation:
             known = _Replayed(told.topic_incarnation, position)
-        runs = OffsetRuns(known.runs.numbers())
+        runs = known.runs.copy()
         runs.add_runs(told.runs)
         known.runs = runs
-        if runs.numbers() == list(told.runs):  # it says all again
+        if len(told.runs) == 2 * runs.run_count and runs.numbers() == list(told.runs):  # it says all again
             known.since = position
         self._groups[told.consumer_group] = known
 
