@@ -745,6 +745,30 @@ def test_a_start_after_a_crash_needs_no_space(*, is_checkpointed: bool, is_power
     assert verify("/s", disk=disk) == []
 
 
+def test_damage_that_is_noted_already_makes_no_start_need_space() -> None:
+    disk = SimDisk()
+    store = open_store(disk, corruption="quarantine")
+    store.topics.create(TopicConfig("topic"))
+    for number in range(4):
+        store.append([make_request([b"%d" % number * 500])])
+    store.checkpoint()
+    position = Record.FromString(store.read("topic", 0, 1, 1, 1).record_fields()[0][3:]).physical_offset
+    disk.flip_bit(f"/s/commitlog/{0:020d}", 8 * (position + 20))
+    store.prove_again(0, store.appended_position)
+    assert [damage.start_position for damage in store.damaged_ranges] == [position]
+    for _ in range(2):
+        store.append([make_request([b"more"])])
+        store.flush()
+        for structure in store._files.derived:
+            structure.flush()
+        disk = disk.killed()
+        disk.capacity_bytes -= disk.usage("/s").free_bytes
+        store = open_store(disk, corruption="quarantine")
+        disk.capacity_bytes = 1 << 40
+    assert store.appended_end_offset("topic", 0) == 6
+    assert [damage.start_position for damage in store.damaged_ranges] == [position]
+
+
 def test_a_start_on_a_full_disk_can_still_be_read_and_takes_writes_when_there_is_space() -> None:
     disk = SimDisk()
     store = open_store(disk)

@@ -56,7 +56,7 @@ from .consume_queue import (
 )
 from .found_files import FoundFiles
 from .lost_offsets import fill_beginnings, fill_ends
-from .queue_ends import QueueEnd, ends_below
+from .queue_ends import QueueEnd, ends_below, ends_lost_in
 from .queue_flush import flush_together
 from .queue_replay import fill_lost, fill_up, note_given_twice, replay_queue, restart, sound_end
 from .queue_rows import QueueRow, QueueRows, decode_rows
@@ -87,8 +87,8 @@ class ConsumeQueueTable:
         log_start: first position that the log still has.
         damage: after `load`: why its files were not taken over; "" if they were.
         known_ends: after `load`: how far queues went where that is more than they have now.
-        keep_known_ends: called before files that report `known_ends` are cut or removed: a start may be killed at any time. Not if the log
-            has lost nothing: then it tells the same, and a full disk takes no note.
+        keep_known_ends: called before files that report `known_ends` are cut or removed: a start may be killed at any time. Not with ends
+            of which the log has lost nothing: then it tells the same, and a full disk takes no note.
     """
 
     outlives_topics = False
@@ -439,7 +439,7 @@ class ConsumeQueueTable:
         """Gives queues entries for messages that the log has lost and that only `known_ends` report: no offset is given twice, and
         readers are told. The log ends at `end_position`, and is synced.
         """
-        self._make_cuts(keeps_ends=bool(damaged))
+        self._make_cuts(ends_lost_in(self.known_ends, damaged))
         kept = fill_beginnings(self.all(), self._begins, damaged, deleted)
         self.known_ends += [
             QueueEnd(topic, queue_id, *told[:2]) for (topic, queue_id), told in self._carried.items()
@@ -536,10 +536,13 @@ class ConsumeQueueTable:
         if behind_table:  # else other records, at the same queue offsets, would pass for those that the table knows
             self.checkpoint(end_position)
 
-    def _make_cuts(self, *, keeps_ends: bool = True) -> None:
-        """Removes what files have behind the table. The caller holds the lock of the files, or is alone."""
-        if keeps_ends and self.known_ends:
-            self.keep_known_ends(self.known_ends)
+    def _make_cuts(self, ends: list[QueueEnd] | None = None) -> None:
+        """Removes what files have behind the table; first `ends` are kept, all that are known if None. The caller holds the lock of the
+        files, or is alone.
+        """
+        kept = self.known_ends if ends is None else ends
+        if kept:
+            self.keep_known_ends(kept)
         for cut in self._cuts:
             cut()
         self._cuts = []

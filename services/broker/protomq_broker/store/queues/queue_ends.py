@@ -111,6 +111,15 @@ def ends_in(queues: Iterable[ConsumeQueue], damaged: Sequence[DamagedRange]) -> 
     return ends
 
 
+def ends_lost_in(ends: Iterable[QueueEnd], damaged: Sequence[DamagedRange]) -> list[QueueEnd]:
+    """Those of which the log may have lost the last message."""
+    return [
+        end
+        for end in ends
+        if any(end.position < 0 or damage.start_position <= end.position < damage.end_position for damage in damaged)
+    ]
+
+
 def keep_ends_of_damage(
     disk: Disk, config_folder: str, damaged: Sequence[DamagedRange], ends: Iterable[QueueEnd]
 ) -> None:
@@ -125,13 +134,15 @@ def keep_ends_of_damage(
     kept = [furthest[key] for key in sorted(furthest)]
     if not kept:
         remove_file(disk, f"{config_folder}/{FILE_NAME}")
-    elif kept != read_saved_ends(disk, config_folder):
+    else:
         save_ends(disk, config_folder, kept)
 
 
 def save_ends(disk: Disk, config_folder: str, ends: Iterable[QueueEnd]) -> None:
-    """Keeps the ends for the next start: this one ends here, and the files have been cut."""
-    write_json_file(disk, f"{config_folder}/{FILE_NAME}", {"ends": list(ends)})
+    """Keeps the ends for the next start: this one ends here, and the files have been cut. What the file has is not written again."""
+    found = list(ends)
+    if found != read_saved_ends(disk, config_folder):
+        write_json_file(disk, f"{config_folder}/{FILE_NAME}", {"ends": found})
 
 
 def read_saved_ends(disk: Disk, config_folder: str) -> list[QueueEnd]:
