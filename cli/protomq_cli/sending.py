@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, cast
@@ -98,7 +99,7 @@ def send(
             "--compression", "-z", help="Codec of bodies over 4 KiB. Every consumer reads zlib; for zstd and lz4 it needs the codec."
         ),
     ] = CompressionName.ZLIB,
-    quiet: Annotated[bool, typer.Option("--quiet", "-Q", help="Print nothing.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-Q", help="Print no rows.")] = False,
     namesrv: Namesrv = None,
     output: Output = OutputFormat.TABLE,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -112,7 +113,7 @@ def send(
       protomq send flights '{"tail": "N14228"}' --key N14228 --tag UA
       seq 1000 | protomq send numbers
     """
-    from protomq import BatchResult, OutgoingMessage
+    from protomq import BatchResult, OutgoingMessage, SendStatus
     from protomq.errors import BatchIncompleteError, TopicNotFoundError, TransportError
 
     if body is not None and file is not None:
@@ -154,10 +155,12 @@ def send(
                 f'{compression} is not installed here; pip install "protomq[compression]", or leave --compression out',
             )
         sent_count = 0
+        doubtful: Counter[SendStatus] = Counter()
 
-        def show(results: Iterable[SendResult]) -> None:
+        def show(results: Sequence[SendResult]) -> None:
             nonlocal sent_count
             rows = list(map(_sent_row, results))
+            doubtful.update(result.status for result in results if result.status is not SendStatus.SEND_OK)
             sent_count += len(rows)
             try:
                 for row in rows:
@@ -168,19 +171,24 @@ def send(
                 error.message += f"; {sent_count:,} message{'s were' if sent_count > 1 else ' was'} sent"
                 raise
 
-        for batch in _batches(body, file, key_separator, count):
-            messages = [message(*content) for content in batch]
-            try:
-                show(producer.send_batch(topic, messages))
-            except BatchIncompleteError as error:
-                # Whoever sends the others again has to know these.
-                show(BatchResult(error.stored))
-                raise
-            except TopicNotFoundError as error:
-                raise why_no_route(namesrv, timeout, topic, error) from error
-            except TransportError as error:
-                name_broker(error, broker)
-                raise
+        try:
+            for batch in _batches(body, file, key_separator, count):
+                messages = [message(*content) for content in batch]
+                try:
+                    show(producer.send_batch(topic, messages))
+                except BatchIncompleteError as error:
+                    # Whoever sends the others again has to know these.
+                    show(BatchResult(error.stored))
+                    raise
+                except TopicNotFoundError as error:
+                    raise why_no_route(namesrv, timeout, topic, error) from error
+                except TransportError as error:
+                    name_broker(error, broker)
+                    raise
+        finally:
+            for status, stored_count in doubtful.items() if quiet else ():
+                what, them = ("1 message is", "it") if stored_count == 1 else (f"{stored_count:,} messages are", "them")
+                sys.stderr.write(f"protomq: {what} stored with {status}: a power cut or a fail-over may take {them} back\n")
 
 
 Content = tuple[str | None, bytes]

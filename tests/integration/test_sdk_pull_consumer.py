@@ -34,7 +34,7 @@ from protomq.errors import (
     OffsetIllegalError,
     TopicNotFoundError,
 )
-from protomq.hooks import Hook, ReceiveContext
+from protomq.hooks import CallContext, ConsumeContext, Hook, ReceiveContext
 from protomq.wire.record import encode_front
 from protomq.wire.status import RpcStatus
 from tests.support.fake_server import FakeGrpcFront, FakeServer
@@ -624,6 +624,83 @@ def test_an_interrupted_poll_loses_nothing(
                 source.poll(PATIENCE_S)
         got += drain(source, 17)
     assert len(got) == len({(message.queue, message.queue_offset) for message in got}) == 20
+
+
+class CtrlC(Hook):
+    """Ctrl-C meets one of its methods once: the first time that there are messages, or a pull has its answer."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def _come_to(self, place: str) -> None:
+        if self.place == place:
+            self.place = ""
+            raise KeyboardInterrupt
+
+    def keeps(self, message: Message) -> bool:
+        self._come_to("keeps")
+        return True
+
+    def before_consume(self, context: ConsumeContext) -> None:
+        self._come_to("before_consume")
+
+    def after_receive(self, context: ReceiveContext) -> None:
+        if context.messages:
+            self._come_to("after_receive")
+
+    def before_call(self, context: CallContext) -> None:
+        if context.method.endswith("/Pull"):
+            self._come_to("before_call")
+
+    def after_call(self, context: CallContext) -> None:
+        if context.method.endswith("/Pull"):
+            self._come_to("after_call")
+
+
+@pytest.mark.parametrize("way", ["poll", "loop"])
+@pytest.mark.parametrize("place", ["keeps", "before_consume", "after_receive", "before_call", "after_call"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_ctrl_c_in_a_hook_loses_nothing(server: FakeServer, is_async: bool, place: str, way: str) -> None:
+    """What was not returned comes again, and no commit counts it."""
+    server.append("t", 0, [b"%d" % number for number in range(4)])
+    hook = CtrlC(place)
+    loop = asyncio.new_event_loop()
+    if is_async:
+        other = AsyncPullConsumer("g", namesrv=server.address, hooks=[hook])
+        loop.run_until_complete(other.assign([Q0]))
+        over = aiter(other)
+
+        def take() -> object:
+            return loop.run_until_complete(other.poll(PATIENCE_S) if way == "poll" else cast(Any, anext(over)))
+
+        def commit() -> None:
+            loop.run_until_complete(other.commit())
+
+        def close() -> None:
+            loop.run_until_complete(other.close())
+    else:
+        source = consumer(server, hooks=[hook])
+        source.assign([Q0])
+
+        def take() -> object:
+            return source.poll(PATIENCE_S) if way == "poll" else next(iter(source))
+
+        commit, close = source.commit, source.close
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            take()
+        assert hook.place == ""
+        for task in asyncio.all_tasks(loop):  # As asyncio.run does.
+            task.cancel()
+        commit()
+        assert server.committed.get(("g", "t", 0), 0) == 0
+        taken = take()
+        first = taken[0] if isinstance(taken, list) and taken else taken
+        assert isinstance(first, Message), "nobody pulls it"
+        assert first.body == b"0"
+    finally:
+        close()
+        loop.close()
 
 
 def interrupt_waits(source: PullConsumer, monkeypatch: pytest.MonkeyPatch) -> None:

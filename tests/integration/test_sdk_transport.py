@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from protomq import Producer, _methods, _remoting_sync
+from protomq import Producer, _grpc_transport, _methods, _remoting_sync
 from protomq._async_transport import AsyncTransport
 from protomq._remoting_async import AsyncConnection
 from protomq._transport import Choice, SyncTransport
@@ -441,6 +441,59 @@ async def test_a_server_of_one_port_that_has_no_place_is_not_asked_over_grpc(fla
         address = BrokerAddress("", raw.address, raw.address)
         with pytest.raises(ConnectFailedError, match="no place"):
             await called(address, over="auto", flavour=flavour)
+
+
+def ends_in_time(work: Any) -> None:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S / 6)
+    assert not thread.is_alive(), "it waits for a lock that it has itself"
+
+
+def test_a_signals_handler_may_close_a_transport_that_loads_grpc(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading it takes long: a SIGTERM may well come then. The handler runs on the thread that loads."""
+    made: list[Any] = []
+    transport = SyncTransport(TransportOptions(transport="grpc"))
+
+    class Interrupted(_grpc_transport.GrpcLink):
+        def __init__(self, *arguments: Any) -> None:
+            transport.close()
+            super().__init__(*arguments)
+            made.append(self)
+
+    def work() -> None:
+        with pytest.raises(ClosedError):
+            transport.call(address, _methods.PING, (PING,), PATIENCE_S)
+        done.set()
+
+    done = threading.Event()
+    monkeypatch.setattr(_grpc_transport, "GrpcLink", Interrupted)
+    with FakeGrpcFront(server) as front:
+        address = BrokerAddress("b", front.address, server.address)
+        ends_in_time(work)
+        assert done.is_set()
+        assert [link._closed for link in made] == [True]
+
+
+def test_a_signals_handler_may_close_a_transport_where_a_held_call_begins(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.stall(_methods.WAIT_FOR_REPLIES)
+    transport = SyncTransport()
+    get_ident = threading.get_ident
+
+    def interrupted() -> int:
+        if sys._getframe(1).f_code.co_name == "_exchange_held":
+            transport.close()
+        return get_ident()
+
+    def work() -> None:
+        with pytest.raises(ClosedError):
+            transport.call(remoting(server), _methods.WAIT_FOR_REPLIES, (b"",), PATIENCE_S)
+        done.set()
+
+    done = threading.Event()
+    monkeypatch.setattr(_remoting_sync.threading, "get_ident", interrupted)
+    ends_in_time(work)
+    assert done.is_set()
 
 
 @pytest.mark.parametrize("over", ["remoting", "grpc"])

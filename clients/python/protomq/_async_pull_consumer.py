@@ -174,7 +174,11 @@ class AsyncPullConsumer(ConsumerBase):
         except BaseException as error:
             self._hooks.after_receive(context, (), error)
             raise
-        self._hooks.after_receive(context, messages)
+        try:
+            self._hooks.after_receive(context, messages)
+        except BaseException:
+            self._state.rewind()
+            raise
         return messages
 
     async def _poll_within(self, timeout_s: float, max_messages: int, one_queue: bool, loop: Loop | None) -> list[Message]:
@@ -199,15 +203,7 @@ class AsyncPullConsumer(ConsumerBase):
                 await self._run(steps.before_poll())
             self._start_pulls()
             steps.raise_trouble()
-            messages = state.take(max_messages, one_queue=one_queue)
-            if messages and self._hooks.filter:
-                messages = self._hooks.kept(messages)
-            if messages:
-                self._start_pulls()
-                if self._handed is not None:
-                    self._handed.gave(messages, loop)
-                if loop is not None:
-                    state.loop_over(loop, messages)
+            if messages := self._take(max_messages, one_queue, loop):
                 return messages
             now_s = time.monotonic()
             if self._closed or now_s >= deadline_s:
@@ -220,6 +216,26 @@ class AsyncPullConsumer(ConsumerBase):
                     await arrived.wait()
             except TimeoutError:
                 continue
+
+    def _take(self, max_messages: int, one_queue: bool, loop: Loop | None) -> list[Message]:
+        """What has come, for the program."""
+        state = self._state
+        try:
+            messages = state.take(max_messages, one_queue=one_queue)
+            if messages and self._hooks.filter:
+                messages = self._hooks.kept(messages)
+            if messages:
+                self._start_pulls()
+                if self._handed is not None:
+                    self._handed.gave(messages, loop)
+                if loop is not None:
+                    state.loop_over(loop, messages)
+        except ProtomqError:
+            raise
+        except BaseException:  # Ctrl-C in a hook, say: what was not returned comes again.
+            state.rewind()
+            raise
+        return messages
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """See PullConsumer.__iter__."""
@@ -502,6 +518,9 @@ class AsyncPullConsumer(ConsumerBase):
         # An equal ticket may be under way again.
         if self._pull_of.get(ticket) is task:
             del self._pull_of[ticket]
+            if task.cancelled() or task.exception() is not None:  # Ctrl-C in a hook, say; or somebody has cancelled all tasks.
+                self._state.lost(ticket)
+                self._wake()
 
     def _give_up_pull(self, ticket: Ticket) -> None:
         task = self._pull_of.pop(ticket, None)

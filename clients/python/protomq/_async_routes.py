@@ -97,8 +97,6 @@ class AsyncRoutes(RouteBook):
                 self._driver.run(self._look_up_steps(topic, TIMEOUT_S))
             )
             self._looking_up[topic] = task
-            # Who doubts the route from now on wants a newer answer than this one may be.
-            self._cache.begin_refresh(topic)
             task.add_done_callback(lambda done: self._looked_up(topic, done))
         return task
 

@@ -547,6 +547,12 @@ class PullState:
         state = self._queues.get(ticket.queue)
         return state is not None and state.generation == ticket.generation and state.in_flight
 
+    def lost(self, ticket: Ticket) -> None:
+        """A pull has ended without an outcome: it is made again."""
+        state = self._queues.get(ticket.queue)
+        if state is not None and self.is_under_way(ticket):
+            state.in_flight, state.generation = False, next(self._generations)
+
     def encode_request(self, ticket: Ticket) -> bytes:
         """The encoded PullRequest of a ticket."""
         from .v1 import pull_service_pb2

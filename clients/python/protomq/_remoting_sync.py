@@ -347,7 +347,8 @@ class ConnectionPool:
         """Those with a call that the server holds until there is something, and the thread that waits; 0 once `close` or `end_held` has
         ended it.
         """
-        self._held_lock = threading.Lock()
+        self._held_lock = threading.RLock()
+        """A signal's handler may close the pool on a thread that has it."""
         self._closed = False
         self._is_left = False
 
@@ -426,9 +427,10 @@ class ConnectionPool:
         is_replaced: Callable[[], bool] | None,
     ) -> tuple[int, bytes]:
         with self._held_lock:
-            if self._closed:
-                raise ClosedError("the transport is closed")
             self._held[connection] = threading.get_ident()
+            if self._closed:  # Behind that: from here on a `close` ends it.
+                del self._held[connection]
+                raise ClosedError("the transport is closed")
         try:
             answer = connection.exchange(method, payload, timeout_s, False, is_replaced)
         except ConnectionLostError:

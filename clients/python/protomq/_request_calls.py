@@ -38,7 +38,8 @@ class RequestCalls:
         """`end_held`: see SyncTransport."""
         self._driver = driver
         self._end_held = end_held
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """A signal's handler may close the producer on a thread that has it."""
         self._inboxes: dict[str, ReplyInbox] = {}
         self._followed: set[str] = set()
         self._threads: set[threading.Thread] = set()

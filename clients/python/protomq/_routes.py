@@ -85,8 +85,8 @@ class _Entry:
     is_denied: bool = False
     """A broker has said that it does not have the topic."""
     refreshing: bool = False
-    is_doubted_again: bool = False
-    """It was invalidated while it was looked up: the answer may be from before that."""
+    doubt_count: int = 0
+    """How often it was invalidated. The answer to a look-up that began before the last time may be from before that."""
     missing_since_s: float | None = None
     lacking_since_s: float | None = None
     """Since when name servers have not known all of its brokers."""
@@ -133,7 +133,7 @@ class RouteCache:
         entry = self._entries.get(topic)
         if entry is None or entry.refreshing:
             return False
-        entry.refreshing, entry.is_doubted_again = True, False
+        entry.refreshing = True
         return True
 
     def end_refresh(self, topic: str) -> None:
@@ -142,10 +142,16 @@ class RouteCache:
         if entry is not None:
             entry.refreshing = False
 
-    def store(self, route: Route, now_s: float, *, is_told: bool = False) -> Route:
+    def doubt_count(self, topic: str) -> int:
+        """For `store`, when a look-up begins."""
+        entry = self._entries.get(topic)
+        return 0 if entry is None else entry.doubt_count
+
+    def store(self, route: Route, now_s: float, *, is_told: bool = False, doubt_count: int | None = None) -> Route:
         """Takes an answer. The old object stays if nothing changed, so that others may compare by identity.
 
-        `is_told`: brokers say when the route is another one, so it is trusted for longer.
+        `is_told`: brokers say when the route is another one, so it is trusted for longer. `doubt_count`: when the look-up began; if there
+        are more by now, the route is to be looked up once more.
         """
         old = self._entries.get(route.topic)
         if old is not None and _keeps_brokers(old, route, now_s):
@@ -160,10 +166,11 @@ class RouteCache:
         if route.is_partly_closed and self._sends:
             is_long = now_s - same_since_s >= CLOSED_LONG_S
             fresh_s = min(fresh_s, CLOSED_LONG_FRESH_S if is_long else CLOSED_FRESH_S)
-        if old is not None and old.refreshing and old.is_doubted_again:
+        doubts = self.doubt_count(route.topic)
+        if doubt_count is not None and doubts != doubt_count:
             fresh_s = 0.0
         self._away.pop(route.topic, None)
-        self._entries[route.topic] = _Entry(route, now_s + fresh_s, now_s, same_since_s)
+        self._entries[route.topic] = _Entry(route, now_s + fresh_s, now_s, same_since_s, doubt_count=doubts)
         return route
 
     def failed(self, topic: str, error: Exception, now_s: float) -> Route | None:
@@ -204,7 +211,7 @@ class RouteCache:
             entry.is_denied = entry.is_denied or is_denied
             entry.invalid = entry.invalid or not may_be_old
             entry.fresh_until_s = 0.0
-            entry.is_doubted_again = entry.refreshing
+            entry.doubt_count += 1
 
     def forget_unmade(self, topic: str) -> None:
         """The route was only looked at: if the topic does not exist yet, it is looked up again before anything is sent by it."""
@@ -397,6 +404,8 @@ class RouteBook:
         return self._lock
 
     def _look_up_steps(self, topic: str, timeout_s: float) -> Steps[Route]:
+        # Who doubts the route from now on wants a newer answer than this one may be.
+        doubt_count = self._cache.doubt_count(topic)
         try:
             answer = yield from ask_one(
                 self.name_servers, _methods.GET_ROUTE, encode_get_route(topic), timeout_s
@@ -413,7 +422,7 @@ class RouteBook:
         self._outages.answered(NAME_SERVERS, topic)
         with self._own_lock():
             before = self._cache.last_known(topic)
-            stored = self._cache.store(route, time.monotonic(), is_told=self.looks_seldom(topic))
+            stored = self._cache.store(route, time.monotonic(), is_told=self.looks_seldom(topic), doubt_count=doubt_count)
         if before is not None and stored is not before:
             self._changed()
         return stored

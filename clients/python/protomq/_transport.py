@@ -191,11 +191,11 @@ class SyncTransport:
 
     def _start(self) -> None:
         self._fork_count = _forks.fork_count
-        self._lock = threading.Lock()
+        # RLocks know who has them: a signal's handler may close it on a thread that has one, and Ctrl-C may come behind `acquire`.
+        self._lock = threading.RLock()
         self._links: dict[tuple[BrokerAddress, int], _Link] = {}
         self._left: weakref.WeakSet[ConnectionPool] = weakref.WeakSet()
         """Those that gRPC has taken the place of, as long as calls are under way on them."""
-        # RLocks know who has them: Ctrl-C may come between `acquire` and what is behind it.
         self._opening: dict[tuple[BrokerAddress, int], threading.RLock] = {}
         self._grpc_links: dict[str, GrpcLink] = {}
         self._kinds: dict[BrokerAddress, Kind] = {}
@@ -434,4 +434,7 @@ class SyncTransport:
                     link = self._grpc_links[grpc_address] = GrpcLink(
                         grpc_address, self.options.peer_timeout_s
                     )
-                return link
+            if self._closed:  # By a signal's handler, meanwhile.
+                link.close()
+                raise ClosedError("the transport is closed")
+            return link

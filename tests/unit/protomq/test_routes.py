@@ -50,6 +50,7 @@ from protomq.errors import (
     TopicNotFoundError,
 )
 from protomq.v1 import route_service_pb2, topic_pb2
+from tests.support.waiting import wait_for
 
 
 def route(topic: str = "t", queues: int = 1, *, auto_create: bool = False) -> Route:
@@ -278,13 +279,42 @@ def test_who_doubts_a_route_while_it_is_looked_up_has_it_looked_up_once_more() -
     cache = RouteCache()
     old = cache.store(route(), 0.0)
     cache.invalidate("t", may_be_old=True)
-    assert cache.begin_refresh("t")
+    doubt_count = cache.doubt_count("t")
     cache.invalidate("t", may_be_old=True)
-    assert cache.store(route(), 1.0) is old
+    assert cache.store(route(), 1.0, doubt_count=doubt_count) is old
     assert cache.fresh("t", 1.0) is None, "the name server may have answered before the change"
-    assert cache.begin_refresh("t")
-    cache.store(route(queues=2), 2.0)
+    doubt_count = cache.doubt_count("t")
+    cache.store(route(queues=2), 2.0, doubt_count=doubt_count)
     assert cache.fresh("t", 2.0) == route(queues=2)
+    # Another thread has begun before the first doubt, and is answered last.
+    cache.store(route(), 3.0, doubt_count=0)
+    assert cache.fresh("t", 3.0) is None
+
+
+def test_a_thread_that_waits_for_a_route_trusts_none_that_was_doubted_meanwhile() -> None:
+    class DoubtingOthers:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def call(self, *_: object, **__: object) -> bytes:
+            self.asked += 1
+            share = route_service_pb2.QueueRoute(
+                broker_name="a", write_queues=self.asked, read_queues=1, permission=topic_pb2.PERMISSION_READ_WRITE
+            )
+            broker = route_service_pb2.Broker(broker_name="a", grpc_address="h:1", permission=topic_pb2.PERMISSION_READ_WRITE)
+            answer = route_service_pb2.GetRouteResponse(route=route_service_pb2.Route(topic="t", queues=[share], brokers=[broker]))
+            if self.asked == 1:  # Another thread's call fails while the answer is on its way.
+                routes.invalidate("t")
+            return answer.SerializeToString()
+
+    names = DoubtingOthers()
+    routes = Routes(cast(SyncTransport, names), "a:1")
+    routes._cache.store(route(queues=9), time.monotonic() - ROUTE_FRESH_S)
+    routes.invalidate("t")
+    assert len(routes.get("t").write_queues) == 1
+    assert routes.cached("t") is None, "the name server may have answered before the change"
+    routes.get("t")
+    wait_for(lambda: routes.cached("t") is not None and names.asked == 2)
 
 
 def test_the_last_known_route_is_used_while_no_name_server_answers() -> None:
