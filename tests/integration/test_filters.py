@@ -322,8 +322,9 @@ def test_a_module_of_a_user_filters(
         # Another one takes its place, and traps.
         trap = LATE_TEXT.replace("(i32.eq ", "(unreachable) (i32.eq ")
         admin.deploy_filter(name, bytes(wasmtime.wat2wasm(trap)))
-        with pytest.raises(IllegalFilterError, match="unreachable"):
+        with pytest.raises(IllegalFilterError, match=rf"at message \d+ of queue \d+ of topic {protomq_topic}: .*unreachable") as failed:
             found()
+        assert failed.value.metadata["topic"] == protomq_topic
         assert len(admin.delete_filter(name)) == 1
         assert admin.delete_filter(name) == []
         for wrong in ("a/b", "x" * 65):

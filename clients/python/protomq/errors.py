@@ -381,7 +381,8 @@ class MessageTooLargeError(InvalidArgumentError):
 
 
 class IllegalFilterError(InvalidArgumentError):
-    """The expression is invalid in its language, or the filter failed while it ran; `metadata` holds line, column and position."""
+    """The expression is invalid in its language, or a module failed at a message. `metadata` holds line, column and position, and of that
+    message topic, queue_id and queue_offset."""
 
     reason = "ILLEGAL_FILTER"
 

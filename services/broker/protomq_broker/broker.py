@@ -571,6 +571,7 @@ class Broker:
             replies=self._replies.numbers,
             memberships=self._memberships.counts,
             locks=self._lock_counts,
+            failed_filters=lambda: self._pull.failed_filter_count + self._pop.failed_filter_count,
             full_pops=lambda: self._pop.pipeline.planner.full_count,
             write_refusal=self._write_refusal,
             replication=self._replication.counts,

@@ -8,17 +8,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from protomq.v1.pull_service_pb2 import FilterType
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, system_busy, unsupported
 
 from .filtered_read import FilteredRead
-from .filters.errors import FilterError, FilterUnavailableError
+from .filters.errors import FilterError, FilterFailedError, FilterUnavailableError
 from .filters.filter_book import Filter, FilterBook, FilterKey, Refused
 from .filters.languages import MODULE
 from .lane_turns import SLICE_S, LaneTurns
+from .said_once import SaidOnce
 from .store_errors import to_service_error
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallLane
 
     from .store.queues.reading import ReadResult
+
+log = logging.getLogger("protomq.broker")
 
 EXPRESSION_SIZE_MAX: Final = 8_192
 """Most characters of an expression. The broker does not keep a longer one, not even to remember that it is wrong."""
@@ -39,13 +43,22 @@ _LANGUAGES: Final = {
 }
 
 
+class _Reader(Protocol):
+    """A pull or a pop."""
+
+    @property
+    def consumer_group(self) -> str: ...
+
+
 class FilterSearches:
-    """See the module's docstring."""
+    """See the module's docstring. `failed_count`: how often a module has failed at a message."""
 
     def __init__(self, compile_: Callable[[FilterKey], Filter]) -> None:
         self._book = FilterBook(compile_)
         self._turns: dict[CallLane, LaneTurns] = {}
         self._stopping = False
+        self._said = SaidOnce()
+        self.failed_count = 0
 
     def find(self, call: Call, key: FilterKey, use: Callable[[Filter], None]) -> None:
         """Calls `use` on the call's lane with the compiled filter, at once if it is known. Fails the call if the filter cannot be compiled.
@@ -95,6 +108,17 @@ class FilterSearches:
         if turns is None:
             turns = self._turns[lane] = LaneTurns(lane.post)
         turns.add(step)
+
+    def note_failure(self, error: FilterFailedError, queue: tuple[str, int, int], reader: _Reader) -> None:
+        """A module has failed at a message, whose place the error is to tell. Nothing behind it reaches the caller."""
+        error.queue = queue
+        self.failed_count += 1
+        if self._said.is_due((queue, reader.consumer_group)):
+            topic, queue_id, queue_offset = queue
+            log.warning(
+                "group %s gets nothing with its module from message %d of queue %d of topic %s on: %s. Deploy one that does not fail there,"
+                " or consume without it", reader.consumer_group or "(none)", queue_offset, queue_id, topic, error,
+            )  # fmt: skip
 
     def forget(self, key: FilterKey) -> None:
         """Forgets a compiled filter, because the module of its name has changed. Any thread."""
@@ -147,8 +171,30 @@ def illegal_filter(error: FilterError, language: str) -> ServiceError:
     )
 
 
+def _failed_filter(error: FilterFailedError, queue: tuple[str, int, int]) -> ServiceError:
+    """ILLEGAL_FILTER: at which message a module has failed."""
+    topic, queue_id, queue_offset = queue
+    return ServiceError(
+        Code.INVALID_ARGUMENT,
+        "ILLEGAL_FILTER",
+        f"{MODULE} filter, at message {queue_offset} of queue {queue_id} of topic {topic}: {error}",
+        metadata={
+            "language": MODULE,
+            "position": str(error.position),
+            "line": str(error.line),
+            "column": str(error.column),
+            "expected": "",
+            "topic": topic,
+            "queue_id": str(queue_id),
+            "queue_offset": str(queue_offset),
+        },
+    )
+
+
 def filter_failure(error: Exception, language: str) -> ServiceError:
     """Returns the error for a caller whose filter cannot be compiled, or fails while it runs."""
+    if isinstance(error, FilterFailedError) and error.queue is not None:
+        return _failed_filter(error, error.queue)
     if isinstance(error, FilterError):
         return illegal_filter(error, language)
     if isinstance(error, FilterUnavailableError):

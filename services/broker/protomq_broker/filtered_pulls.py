@@ -17,6 +17,7 @@ from protomq_runtime.regions import read_regions
 
 from .filter_searches import FilterSearches, filter_failure, language_of
 from .filtered_read import FilteredRead
+from .filters.errors import FilterFailedError
 from .filters.filter_book import FilterKey
 from .filters.languages import MODULE, compile_filter
 from .pull_answer import RECORD_COUNT_DEFAULT, SIZE_DEFAULT_BYTES, Found
@@ -126,6 +127,11 @@ class FilteredPulls:
         """Forgets a module that was replaced or deleted. Any thread."""
         self._searches.forget(FilterKey(MODULE, name))
 
+    @property
+    def failed_count(self) -> int:
+        """How many pulls a module has failed, or searches that several held ones share."""
+        return self._searches.failed_count
+
     def stop(self) -> None:
         """Makes all searches answer with what they have found so far. Any thread."""
         self._searches.stop()
@@ -166,6 +172,8 @@ class FilteredPulls:
 
         def done(result: ReadResult | Exception) -> None:
             if isinstance(result, Exception):
+                if isinstance(result, FilterFailedError):
+                    self._searches.note_failure(result, (request.topic, request.queue_id, read.failed_offset), request)
                 end(filter_failure(result, language_of(request)))
                 return
             self._store.count_read(request.topic, result)

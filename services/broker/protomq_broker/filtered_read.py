@@ -25,6 +25,7 @@ import numpy as np
 
 from protomq.wire.record import SEAL_SIZE_BYTES
 
+from .filters.errors import FilterFailedError
 from .filters.filter_book import Filter
 from .store.queues.reading import LogRegion, ReadResult, ReadStatus
 
@@ -106,6 +107,8 @@ class FilteredRead:
 
     `look`, `read_bytes` and the filter may raise any error. `advance` passes it on, unless the read has examined records already. `now`:
     monotonic seconds. `cpu_now`: CPU seconds of this thread, so that a busy machine does not make a filter look slow.
+
+    Attributes: failed_offset: of the message at which the filter has failed; -1: it has not.
     """
 
     look: Look
@@ -119,6 +122,7 @@ class FilteredRead:
 
     def __post_init__(self) -> None:
         self._begin_offset = self.queue_offset
+        self.failed_offset = -1
         self.restart()
 
     def restart(self) -> None:
@@ -264,7 +268,11 @@ class FilteredRead:
         starts, sizes = run.result.starts, run.result.sizes
         begin, end = self._at, min(self._at + self._piece.count, len(starts))
         began = self.cpu_now()
-        found, count = self.filter.matching(run.data, starts[begin:end], sizes[begin:end])
+        try:
+            found, count = self.filter.matching(run.data, starts[begin:end], sizes[begin:end])
+        except FilterFailedError:
+            self.failed_offset = run.offsets[begin]
+            raise
         if begin + count < end:
             self._piece.stopped_at(count)
         else:

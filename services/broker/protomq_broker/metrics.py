@@ -56,6 +56,10 @@ BROKER: Final = Table(
             "protomq.log.healed_ranges", "{range}", "healed ranges",
             "Damaged parts of the log that were healed from a replica", Kind.COUNTER,
         ),
+        Metric(
+            "protomq.filters_failed", "{call}", "failed filters",
+            "Pulls and pops that ended since a module failed at a message; held pulls that share a search count once", Kind.COUNTER,
+        ),
     ),
 )  # fmt: skip
 POSITIONS: Final = Table(
@@ -276,7 +280,7 @@ class BrokerMetrics:
     `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages; `retries`, `replies`: the numbers of RETRIES and REPLIES.
     `lane_statuses` gives the lanes; `name_servers` how many there are, how many of them know the broker, and how many refuse it.
     `memberships`, `locks`, `replication`: the numbers of MEMBERS, LOCKS and REPLICATION. `full_pops`: how many pops met a full queue.
-    `write_refusal`: why the broker takes no writes, "" if it takes them.
+    `failed_filters`: how often a module of a user failed. `write_refusal`: why the broker takes no writes, "" if it takes them.
     """
 
     def __init__(
@@ -295,6 +299,7 @@ class BrokerMetrics:
         name_servers: Callable[[], tuple[int, int, int]],
         memberships: Callable[[], tuple[int, int, int, int, float, int]],
         locks: Callable[[], tuple[int, int, int, int, int]],
+        failed_filters: Callable[[], int],
         full_pops: Callable[[], int],
         write_refusal: Callable[[], str],
         replication: Callable[[], tuple[int, int, int, int]],
@@ -312,6 +317,7 @@ class BrokerMetrics:
         self._name_servers = name_servers
         self._memberships = memberships
         self._locks = locks
+        self._failed_filters = failed_filters
         self._full_pops = full_pops
         self._write_refusal = write_refusal
         self._replication = replication
@@ -364,6 +370,7 @@ class BrokerMetrics:
             len(store.damaged_files),
             store.healed_file_count,
             store.healed_range_count,
+            self._failed_filters(),
         )
         return Numbers(BROKER, [((), numbers)])
 

@@ -21,6 +21,7 @@ from protomq.wire.record import FLAG_KEPT, FLAGS_AT, SEAL_SIZE_BYTES, SHARDING_H
 from protomq.wire.runs import runs_of
 from protomq.wire.topics import retry_topic
 
+from .filters.errors import FilterFailedError
 from .pop_ahead import AHEAD_COUNT, PopAhead
 from .store.errors import CorruptLogError
 from .store.log.record_arrays import U32, windows
@@ -169,8 +170,10 @@ class PopReader:
             if filter_ is not None:
                 try:
                     matching, examined = _matching(filter_, data, result)
-                except Exception:
+                except Exception as error:
                     if offsets[0] == next_offset:
+                        if isinstance(error, FilterFailedError):
+                            error.queue = (key.topic, key.queue_id, offsets[0])
                         raise
                     matching, examined = (), 0  # What stands before is handed out; the next pop begins here, and gets the error.
                 if examined < len(sizes):
@@ -255,6 +258,8 @@ class PopReader:
                         try:
                             matching, examined = _matching(filter_, result.octets(), result)
                         except Exception as error:
+                            if isinstance(error, FilterFailedError):
+                                error.queue = (key.topic, key.queue_id, offsets_of(result)[0] + shift)
                             found.filter_error = error
                             return found
                         if examined < result.record_count:

@@ -32,7 +32,7 @@ from protomq_runtime.errors import (
 )
 
 from .filter_searches import FilterSearches, filter_failure
-from .filters.errors import FilterError, FilterUnavailableError
+from .filters.errors import FilterError, FilterFailedError, FilterUnavailableError
 from .filters.filter_book import Filter, FilterKey
 from .filters.languages import MODULE, compile_filter
 from .pop_answer import encode_pop_answer
@@ -200,6 +200,11 @@ class PopService:
         """Forgets a filter module that was replaced or deleted."""
         self._searches.forget(FilterKey(MODULE, name))
 
+    @property
+    def failed_filter_count(self) -> int:
+        """How often a module of a user has failed at a message."""
+        return self._searches.failed_count
+
     def stop(self) -> None:
         """Answers all held pops; from now on no pop is held."""
         self._stopping = True
@@ -274,6 +279,9 @@ class PopService:
         self._drop(order)
         if isinstance(failure, FilterError | FilterUnavailableError):
             assert order.request.filter_key is not None
+            if isinstance(failure, FilterFailedError):
+                assert failure.queue is not None
+                self._searches.note_failure(failure, failure.queue, order.request)
             failure = filter_failure(failure, order.request.filter_key.language)
         if not order.call.answered:
             order.call.fail(to_service_error(failure))

@@ -212,6 +212,11 @@ class PullService:
         """Forgets a filter module that was replaced or deleted. Any thread."""
         self._filtered.forget_module(name)
 
+    @property
+    def failed_filter_count(self) -> int:
+        """How often a module of a user has failed at a message."""
+        return self._filtered.failed_count
+
     def stop(self) -> None:
         """Answers all holds with what they have; from now on no pull is held. The server calls it when it stops; any thread."""
         self._stopping = True

@@ -107,6 +107,8 @@ class ReplyService:
             self._timers[call] = call.lane.call_later(
                 hold_ms, partial(self._wait_ends, caller_id, call)
             )
+            if self._is_stopping:  # since it was looked at: `stop` may not have seen this call
+                self._wait_ends(caller_id, call)
 
     @raw
     def reply(self, call: Call) -> None:

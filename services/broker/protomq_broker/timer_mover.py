@@ -102,7 +102,7 @@ class TimerMover:
             except TimerDamagedError:  # the store logs it, and rebuilds the files
                 wait_s = RETRY_INTERVAL_S
             except Exception as error:
-                if self._said.is_due(type(error)):
+                if self._said.is_due(type(error).__name__):
                     log.exception("delayed messages could not be delivered; the broker tries again each second")
                 wait_s = RETRY_INTERVAL_S
 

@@ -69,7 +69,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
         Code.INVALID_ARGUMENT, True, optional=("topic", "write_queues", "read_queues", "read_queues_min")
     ),
     "ILLEGAL_FILTER": ReasonRule(
-        Code.INVALID_ARGUMENT, True, ("language", "position", "line", "column", "expected")
+        Code.INVALID_ARGUMENT, True, ("language", "position", "line", "column", "expected"), ("topic", "queue_id", "queue_offset")
     ),
     "MESSAGE_TOO_LARGE": ReasonRule(
         Code.INVALID_ARGUMENT,

@@ -42,7 +42,7 @@ from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq.v1.topic_pb2 import Topic
 from protomq_broker import pop_planner, pop_reading, pop_requests, pop_service, pop_settling
-from protomq_broker.filters.errors import FilterError
+from protomq_broker.filters.errors import FilterFailedError
 from protomq_broker.filters.filter_book import Matches
 from protomq_broker.pop_orders import PopTerms
 from protomq_broker.store.errors import DiskFullError, StoreError
@@ -1816,7 +1816,7 @@ class BrokenFilter:
             if RecordBatch.FromString(data[start : start + size]).records[0].body == self._poison:
                 if index:
                     return Matches(list(range(index)), index)
-                raise FilterError("the module failed")
+                raise FilterFailedError("the module failed")
         return Matches(list(range(len(starts))), len(starts))
 
 
@@ -1837,6 +1837,9 @@ def test_what_stands_before_a_message_of_which_the_filter_fails_is_handed_out(
     error = group.begin(**BY_MODULE).error
     assert error is not None
     assert error.reason == "ILLEGAL_FILTER"
+    assert error.message == "WebAssembly filter, at message 4 of queue 0 of topic topic: the module failed"
+    assert [error.metadata[key] for key in ("topic", "queue_id", "queue_offset")] == ["topic", "0", "4"]
+    assert broker.pop.failed_filter_count == 1
     group.ack(found)
     assert group.bodies() == [b"4", b"5"], "nobody has skipped it"
 

@@ -131,6 +131,19 @@ def test_callers_that_wait_are_answered_when_the_broker_stops(broker: FakeBroker
     assert given(wait(broker)) == [], "nothing is held any more"
 
 
+def test_a_caller_that_begins_to_wait_while_the_broker_stops_is_answered_too(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = FakeCall.hold
+
+    def stop_meanwhile(call: FakeCall, on_gone: Any) -> None:
+        hold(call, on_gone)
+        broker.replies.stop()
+
+    monkeypatch.setattr(FakeCall, "hold", stop_meanwhile)
+    assert given(wait(broker)) == []
+
+
 @pytest.mark.parametrize(
     ("method", "request_", "field"),
     [

@@ -23,5 +23,15 @@ class FilterError(Exception):
         super().__init__(message)
 
 
+class FilterFailedError(FilterError):
+    """A module of a user that fails while it looks at a message.
+
+    Attributes:
+        queue: topic and id of the queue of that message, and its offset there; None: not known yet.
+    """
+
+    queue: tuple[str, int, int] | None = None
+
+
 class FilterUnavailableError(Exception):
     """This broker cannot evaluate filters of this kind: a library is not installed. The text says which."""

@@ -6,7 +6,7 @@ The record's protobuf octets (protomq.v1.Record) stand at `at`. Anything but 0 i
 
 Bounds: FUEL_PER_RECORD instructions for a record (and as many for the start), MEMORY_MAX_BYTES. A module that traps, or needs more, ends
 with
-FilterError: which messages it would have let through nobody can know. Compiling takes long: not on a lane.
+FilterFailedError: which messages it would have let through nobody can know. Compiling takes long: not on a lane.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from protomq.wire.varints import read_varint
 
-from .errors import FilterError, FilterUnavailableError
+from .errors import FilterError, FilterFailedError, FilterUnavailableError
 from .filter_book import Matches
 
 MODULE_SIZE_MAX_BYTES: Final = 768 << 10
@@ -69,7 +69,7 @@ class WasmFilter:
                 raise FilterError(f"the module does not export {name}({wanted}) -> i32")
 
     def matching(self, data: bytes, starts: NDArray[Any], sizes: NDArray[Any]) -> Matches:
-        """As of Filter. Raises FilterError if the module fails at the first record; it stops before a later one at which it fails."""
+        """As of Filter. Raises FilterFailedError if the module fails at the first record; it stops before a later one at which it fails."""
         wasmtime = self._wasmtime
         store = wasmtime.Store(self._engine)
         store.set_limits(memory_size=MEMORY_MAX_BYTES, memories=1, instances=1, tables=8, table_elements=65_536)
@@ -82,7 +82,7 @@ class WasmFilter:
             memory, matches = exports["memory"], exports["matches"]
             at = exports["alloc"](store, size_max) & 0xFFFF_FFFF
             if at + size_max > memory.data_len(store):
-                raise FilterError("alloc returned a place outside of the module's memory")
+                raise FilterFailedError("alloc returned a place outside of the module's memory")
             for index, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
                 _, record_start = read_varint(data, start + 1)
                 record = data[record_start : start + size]
@@ -94,7 +94,7 @@ class WasmFilter:
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
             if examined:  # Who asks again begins with the record at which it fails.
                 return Matches(found, examined)
-            raise FilterError(f"the module failed: {_first_line(error)}") from None
+            raise FilterFailedError(f"the module failed: {_first_line(error)}") from None
         finally:
             store.close()
         return Matches(found, examined)
