@@ -118,6 +118,12 @@ class Recalls:
         elif self._was_recalled(handle):
             end_position = self._store.appended_position
             response.recalled_before = True
+        elif self._store.has_skipped(handle.position):
+            raise corrupt_log(
+                "the message stood in a part of the log that is damaged. Whether it is pending is known once that is healed: recall it"
+                " again then",
+                {"position": handle.position},
+            )
         else:
             call.answer(response.SerializeToString())
             return

@@ -181,7 +181,7 @@ class TransactionEndings:
 
     def _unknown(self, wanted: Wanted) -> ServiceError:
         """Why a transaction is not known here: if its half message stood in a damaged part, the start could not read it."""
-        if self._store.damage_at(wanted.position) is None or self._store.is_repaired(wanted.position):
+        if not self._store.has_skipped(wanted.position):
             return _not_found(wanted)
         return corrupt_log(
             f"the half message {wanted.message_id} stood at position {wanted.position}, in a part of the log that is damaged. Whether its"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -33,6 +34,7 @@ from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
+from tests.support import delay_world
 from tests.support.delay_world import BROKER, SEGMENT, Call, World, reason
 from tests.unit.protomq_broker.store.store_helpers import flip_in_log, open_store, read_all
 from tests.unit.protomq_broker.store.test_following import log_of
@@ -604,6 +606,26 @@ def test_a_checkpoint_holds_where_the_record_of_what_had_ended_is_damaged(world:
     store.checkpoint()
     assert store.pending.count == store.pending.size_bytes == 0
     store.close()
+
+
+def test_a_recall_of_what_a_start_could_not_read_does_not_say_that_none_is_pending(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = world.send(b"x", delay_ms=100_000)
+    for _ in range(2):
+        world.send(b"behind", topic="filler")
+        world.store.flush()
+    disk = world.disk.killed()
+    bit = (sent.physical_offset + 4) * 8
+    disk.flip_bit(f"/s/commitlog/{0:020d}", bit)
+    monkeypatch.setattr(delay_world, "open_store", partial(open_store, corruption="quarantine"))
+    world.restart(disk)
+    assert world.store.pending.count == 0
+    with pytest.raises(ServiceError) as caught:
+        world.recall(sent.recall_handle)
+    assert caught.value.reason == "CORRUPT_LOG"
+    disk.flip_bit(f"/s/commitlog/{0:020d}", bit)  # healed
+    world.restart()
+    assert world.recall(sent.recall_handle)
+    assert world.deliver(200_000) == []
 
 
 def _damaged_while_open(world: World, *sent: SendResponse) -> bytes:

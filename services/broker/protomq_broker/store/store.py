@@ -278,7 +278,6 @@ class Store:
         self.octets_to_copy = reader.octets_to_copy
         self.entries_at = reader.entries_at
         self.entries_together = reader.entries_together
-        self.damage_at = reader.damage_at
         self.is_repaired = reader.is_repaired
         self.find_by_key_hash = look_ups.by_key_hash
         self.find_by_message_id = look_ups.by_message_id
@@ -640,6 +639,11 @@ class Store:
         end = self.appended_position
         ranges = self._upkeep.log_healer.skipped_ranges()
         return [damage for damage in ranges if damage.end_position < end or not self.has_lost_its_end]
+
+    def has_skipped(self, position: int) -> bool:
+        """Whether this start could not read what stood at a position, so that nothing is known of it before a replica has healed it."""
+        damage = self._reader.damage_at(position)
+        return damage is not None and damage in self.skipped_ranges
 
     @property
     def has_healed_what_was_skipped(self) -> bool:
