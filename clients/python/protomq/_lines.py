@@ -275,7 +275,13 @@ _ErrorT = TypeVar("_ErrorT", bound=BaseException | None)
 
 def own_error(error: _ErrorT, index: int) -> _ErrorT:
     """For the caller of this number: who raises an exception object writes into its traceback, which is not for the others."""
-    return copy.copy(error) if index and isinstance(error, ProtomqError) else error
+    if not index or not isinstance(error, ProtomqError):
+        return error
+    own = copy.copy(error)
+    own.__cause__ = error.__cause__
+    if notes := getattr(error, "__notes__", None):
+        own.__notes__ = list(notes)
+    return own
 
 
 def resolve_batch(batch: list[Entry], stored: Stored | None, error: BaseException | None) -> None:
