@@ -491,7 +491,7 @@ def test_a_signals_handler_may_close_a_transport_where_a_held_call_begins(server
         done.set()
 
     done = threading.Event()
-    monkeypatch.setattr(_remoting_sync.threading, "get_ident", interrupted)
+    monkeypatch.setattr(threading, "get_ident", interrupted)
     ends_in_time(work)
     assert done.is_set()
 
