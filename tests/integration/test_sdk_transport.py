@@ -435,6 +435,16 @@ async def test_a_port_that_greets_nobody_is_told_and_tried_again(
         assert isinstance(caught.value, ForeignProtocolError) == (until == "grpc600")
 
 
+async def test_coroutines_that_wait_for_one_connection_raise_an_exception_object_each() -> None:
+    address = BrokerAddress("b", "", f"127.0.0.1:{unused_port()}")
+    async with AsyncTransport() as transport:
+        calls = [transport.call(address, _methods.PING, (PING,), PATIENCE_S) for _ in range(3)]
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(error) for error in errors] == [ConnectFailedError] * 3
+    assert len({id(error) for error in errors}) == 3, "they would write into each other's traceback"
+    assert {type(error.__cause__) for error in errors if isinstance(error, Exception)} == {ConnectionRefusedError}
+
+
 @pytest.mark.parametrize("flavour", ["sync", "async"])
 async def test_a_server_of_one_port_that_has_no_place_is_not_asked_over_grpc(flavour: str) -> None:
     with Raw(REFUSAL) as raw:
@@ -491,7 +501,7 @@ def test_a_signals_handler_may_close_a_transport_where_a_held_call_begins(server
         done.set()
 
     done = threading.Event()
-    monkeypatch.setattr(_remoting_sync.threading, "get_ident", interrupted)
+    monkeypatch.setattr(threading, "get_ident", interrupted)
     ends_in_time(work)
     assert done.is_set()
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from ._lines import own_error
 from ._loop_ends import fail, given_up, why_ended
 from ._message import Message
 from ._pop_steps import PopSteps, checked_messages
@@ -115,9 +116,9 @@ class AckGatherer:
             stale = await self._run(self._steps.ack([message for ack in acks for message in ack.messages]))
         except ProtomqError as error:
             if len(acks) == 1 or error.retriable:
-                for ack in acks:
+                for index, ack in enumerate(acks):
                     if not ack.stale.done():
-                        ack.stale.set_exception(error)
+                        ack.stale.set_exception(own_error(error, index))
             else:  # One of them may be to blame alone.
                 await self._tell_alone(acks)
             return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import _methods
 from ._async_steps import AsyncDriver
+from ._lines import own_error
 from ._name_servers import ask_one
 from ._routes import TIMEOUT_S, RouteBook, broker_address
 from ._types import BrokerAddress, MethodInfo, Route
@@ -43,13 +44,15 @@ class AsyncRoutes(RouteBook):
         # Not awaited itself: `close` cancels it, and nobody has cancelled those who wait for it.
         done, _ = await asyncio.wait((task,), timeout=wait_s)
         if not done:
-            error = NoRouteError(f"no name server answered within {wait_s:.3f} s")
-            route = self._cache.failed(topic, error, time.monotonic())
+            late = NoRouteError(f"no name server answered within {wait_s:.3f} s")
+            route = self._cache.failed(topic, late, time.monotonic())
             if route is None:
-                raise error
+                raise late
             return route
         if task.cancelled():
             raise ClosedError("it was closed while this call waited for a route")
+        if (error := task.exception()) is not None:
+            raise own_error(error)
         return task.result()
 
     async def current(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._held_pops import GIVE_UP_S, give_up_of
 from ._late_imports import fork_waits, load_needed_modules
+from ._lines import own_error
 from ._methods import GIVE_UP_POP, GIVEN_UP, POP, REPEATABLE, WATCHED
 from ._remoting_async import AsyncConnection, ended_in, probe
 from ._transport import Choice, Kind, check_grpc
@@ -358,6 +359,8 @@ class AsyncTransport:
             raise ConnectFailedError(f"{address.remoting_address}: not connected within {timeout_s:.3f} s") from TimeoutError()
         if self._closed and task.cancelled():
             raise ClosedError("the transport is closed")
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise own_error(error)
         return task.result()
 
     async def _open(self, key: _Key) -> AsyncConnection:

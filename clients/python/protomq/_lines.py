@@ -273,9 +273,18 @@ class Line:
 _ErrorT = TypeVar("_ErrorT", bound=BaseException | None)
 
 
-def own_error(error: _ErrorT, index: int) -> _ErrorT:
-    """For the caller of this number: who raises an exception object writes into its traceback, which is not for the others."""
-    return copy.copy(error) if index and isinstance(error, ProtomqError) else error
+def own_error(error: _ErrorT, index: int = 1) -> _ErrorT:
+    """For the caller of this number, of whom the first has the error itself.
+
+    Who raises an exception object writes into its traceback, which is not for the others.
+    """
+    if not index or not isinstance(error, ProtomqError):
+        return error
+    own = copy.copy(error).with_traceback(error.__traceback__)
+    own.__cause__, own.__context__, own.__suppress_context__ = error.__cause__, error.__context__, error.__suppress_context__
+    if notes := getattr(error, "__notes__", None):
+        own.__notes__ = list(notes)
+    return own
 
 
 def resolve_batch(batch: list[Entry], stored: Stored | None, error: BaseException | None) -> None:

@@ -27,6 +27,8 @@ from .errors import ClosedError, ProtomqError
 logger = logging.getLogger("protomq.producer")
 
 GOODBYE_S = 1.0
+THREADS_END_S = 1.0
+"""A thread may be in a pause, or look for a route: then it makes no call any more."""
 END_AGAIN_S = 0.05
 """A thread may be about to begin its call when that is to be ended: then it is ended again."""
 
@@ -128,9 +130,9 @@ class RequestCalls:
             inboxes = list(self._inboxes.values())
         for inbox in inboxes:
             inbox.close()
-        ends_s = time.monotonic() + GOODBYE_S
         # First: a call that came behind the goodbye would have the broker take this caller for one that waits.
-        self._end_threads(ends_s)
+        self._end_threads(time.monotonic() + THREADS_END_S)
+        ends_s = time.monotonic() + GOODBYE_S
         for inbox in inboxes:
             with suppress(ProtomqError):
                 self._driver.run(inbox.wait_steps(0.0, seconds_left(ends_s), leaves=True))

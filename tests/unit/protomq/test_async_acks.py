@@ -44,7 +44,9 @@ class Consumer:
         await self.goes_on.wait()
         if self.busy:
             self.busy -= 1
-            raise SystemBusyError("busy")
+            error = SystemBusyError("busy")
+            error.add_note("of all")
+            raise error from OSError("why")
         if any(message.body in self.wrong for message in messages):
             raise IllegalReceiptError("no receipt")
         stale = [message for message in messages if message.body in self.stale]
@@ -110,3 +112,7 @@ async def test_an_outage_is_told_to_all_of_them_once() -> None:
     found = await asyncio.gather(*[consumer.acks.ack(message) for message in messages(3)], return_exceptions=True)
     assert [type(each) for each in found] == [SystemBusyError] * 3
     assert len(consumer.calls) == 1
+    first, *others = [each for each in found if isinstance(each, SystemBusyError)]
+    assert len({id(each) for each in found}) == 3, "tasks would write into each other's traceback"
+    first.add_note("of the first")
+    assert [(str(each.__cause__), each.__notes__) for each in others] == [("why", ["of all"])] * 2

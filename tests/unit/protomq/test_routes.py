@@ -409,6 +409,18 @@ async def test_a_coroutine_that_doubts_a_route_while_it_is_looked_up_has_it_look
     assert names.asked == 2
 
 
+async def test_coroutines_that_share_a_look_up_raise_an_exception_object_each() -> None:
+    class Gone:
+        async def call(self, *_: object, **__: object) -> bytes:
+            await asyncio.sleep(0)
+            raise TopicNotFoundError("no such topic")
+
+    routes = AsyncRoutes(cast(AsyncTransport, Gone()), "a:1")
+    errors = await asyncio.gather(*[routes.get("t") for _ in range(3)], return_exceptions=True)
+    assert [type(error) for error in errors] == [TopicNotFoundError] * 3
+    assert len({id(error) for error in errors}) == 3, "they would write into each other's traceback"
+
+
 async def test_a_close_ends_a_look_up_with_an_error_of_its_own_and_cancels_none_who_wait() -> None:
     routes = AsyncRoutes(cast(AsyncTransport, SilentNameServerOfLoop()), "a:1")
     cancelled, *waiting = [asyncio.create_task(routes.get("t", 3600.0)) for _ in range(3)]
