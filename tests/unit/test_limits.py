@@ -111,6 +111,8 @@ BY_REQUEST: Final = {
 }
 
 OF_A_SERVER: Final = {
+    "connections": CONFIG.connections.total_max,
+    "connections of one address": CONFIG.connections.per_address_max or None,
     "producers": sent_runs.PRODUCERS_MAX,
     "held pulls of a lane": CONFIG.lanes.hold_max // CONFIG.lanes.pull_threads,
     "held pops": CONFIG.lanes.hold_max,

@@ -243,11 +243,13 @@ class RemotingServer(threading.Thread):
         address = _address_of(peer)
         count = self._count_by_address.get(address, 0)
         self._warn("too many connections (%d, %d of %s): closed %s", self._connection_count, count, address, peer)
-        if self._connection_count >= self._limits.total_max:
-            what, limit = "connections", self._limits.total_max
+        limits = self._limits
+        if self._connection_count >= limits.total_max:
+            error = too_many("connections", limits.total_max, f"there are {limits.total_max} connections already")
         else:
-            what, limit = "connections of one address", self._limits.per_address_max
-        self._tell(sock, too_many(what, limit, f"there are {limit} {what} already, the server takes no more"))
+            limit = limits.per_address_max
+            error = too_many("connections of one address", limit, f"there are {limit} connections of {address} already")
+        self._tell(sock, error)
 
     def _tell(self, sock: socket.socket, error: ServiceError) -> None:
         """Answers the hello of a connection that gets no place, as far as that needs no waiting, and closes it.

@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -513,7 +514,8 @@ def test_a_check_that_waits_when_its_loop_is_closed_has_not_failed(caplog: pytes
         await waits_for_ever()
         return TransactionDecision.COMMIT
 
-    asked: Any = mock.Mock(_check=check)
+    asked: Any = mock.Mock(_check=check, _answering=set())
+    asked._decide = partial(AsyncTransactionProducer._decide, asked)
     begun_and_left(lambda: AsyncTransactionProducer._answer(asked, "t", "b", mock.Mock()))
     assert of_the_sdk(caplog) == []
 
