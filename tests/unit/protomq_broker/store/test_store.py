@@ -752,7 +752,8 @@ def test_damage_that_is_noted_already_makes_no_start_need_space() -> None:
     for number in range(4):
         store.append([make_request([b"%d" % number * 500])])
     store.checkpoint()
-    position = Record.FromString(store.read("topic", 0, 1, 1, 1).record_fields()[0][3:]).physical_offset
+    found = store.read("topic", 0, 1, 1, 1)
+    position = RecordBatch.FromString(found.fields_of(found.octets())[0]).records[0].physical_offset
     disk.flip_bit(f"/s/commitlog/{0:020d}", 8 * (position + 20))
     store.prove_again(0, store.appended_position)
     assert [damage.start_position for damage in store.damaged_ranges] == [position]
