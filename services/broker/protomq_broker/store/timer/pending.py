@@ -196,21 +196,21 @@ class PendingTimers:
             if not len(removals):
                 return
             (self._held_removals if self.is_rebuilding else self._noted_removals).append(removals)
-            # What is lost here may be pending at a leader. No start knows all of that.
-            self._count = max(self._count - len(removals), 0)
-            self._size_bytes = max(self._size_bytes - int(sizes.sum()), 0)
+            # Below zero for a while, where they meet no rows: what is lost here may be pending at a leader.
+            self._count -= len(removals)
+            self._size_bytes -= int(sizes.sum())
 
     # Any thread.
 
     @property
     def count(self) -> int:
         """How many are pending. Too few, where removals beyond the horizon have not met their rows yet, and will meet none."""
-        return self._count + self._missed_count
+        return max(self._count + self._missed_count, 0)
 
     @property
     def size_bytes(self) -> int:
         """How much of the log the records have that are pending."""
-        return self._size_bytes + self._missed_bytes
+        return max(self._size_bytes + self._missed_bytes, 0)
 
     def due(self, now_ms: int, count_max: int) -> NDArray[Any]:
         """Up to `count_max` rows that fall due at `now_ms` or before, in order of their keys; the same again until they are removed.
