@@ -45,7 +45,7 @@ from .wake_up import WakeUp
 logger = logging.getLogger(__name__)
 
 HELLO_SIZE_MAX_BYTES: Final = 4096
-CLIENT_ID_LENGTH_MAX: Final = 255
+CLIENT_ID_SIZE_MAX_BYTES: Final = 255
 LISTEN_BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.1
 """After the process has run out of descriptors."""
@@ -364,7 +364,7 @@ class RemotingServer(threading.Thread):
             self._drop(caller)
             return
         self._leave(caller)
-        client_id = hello.client_id[:CLIENT_ID_LENGTH_MAX]
+        client_id = hello.client_id.encode()[:CLIENT_ID_SIZE_MAX_BYTES].decode(errors="ignore")
         pool.pick().adopt(caller.stream, caller.peer, client_id, principal, begun)
 
     def _pool_for(self, lane: int) -> LanePool:
