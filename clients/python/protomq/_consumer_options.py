@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
-from ._checks import check_flag, check_group, check_seconds, check_text
+from ._checks import check_flag, check_group, check_name, check_seconds
 from ._hook_points import check_hooks
 from ._offset_calls import Begin, check_begin
 from ._pull_logic import OffsetReset, PullOptions
 from ._transport_options import LongHold
 from .allocation import Allocation, Average
-from .errors import ConfigurationError, WrongTypeError
+from .errors import WrongTypeError
 from .hooks import Hook
 
 AVERAGE: Final = Average()
@@ -82,9 +82,9 @@ class ConsumerOptions:
         check_flag("lock_queues", self.lock_queues)
         if not isinstance(getattr(self.allocation, "name", None), str) or not callable(getattr(self.allocation, "share", None)):
             raise WrongTypeError(f"allocation is one of protomq.allocation, such as Circle(), not {self.allocation!r}")
+        check_name("the name of the allocation", self.allocation.name)
         for name in ("machine_room", "instance_name"):
-            if len(check_text(name, getattr(self, name)).encode()) > NAME_MAX_BYTES:
-                raise ConfigurationError(f"{name} has at most {NAME_MAX_BYTES} octets")
+            check_name(name, getattr(self, name), NAME_MAX_BYTES)
         check_hooks(self.hooks)
         self.pull_options()
 

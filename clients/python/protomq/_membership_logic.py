@@ -57,6 +57,7 @@ from .errors import (
     TransportError,
     UnknownMethodError,
 )
+from .wire.texts import one_line
 
 if TYPE_CHECKING:
     from .v1 import membership_service_pb2 as pb
@@ -890,4 +891,4 @@ class MembershipState:
     def _tell(self, text: str) -> None:
         if text not in self._told_of and len(self._told_of) < 1_000:
             self._told_of.add(text)
-            logger.warning("%s", text)
+            logger.warning("%s", one_line(text))  # It may have names of clients in other languages.

@@ -280,3 +280,12 @@ def test_a_push_consumer_that_a_broker_refuses_later_ends_by_that() -> None:
         steps.take_trouble(raised.value)
     assert steps.take_trouble(InvalidArgumentError("a pull's")) == []
     assert [method for _, method, *_ in world.calls if method == COMMIT_OFFSETS] == []
+
+
+def test_what_a_broker_says_of_others_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Clients in other languages may have any name, and a condition may have several lines."""
+    node = Node()
+    node.member.answer_more = lambda: pb.HoldMembershipResponse(difference="\x1b[31mred\n does not consume T, m does")  # type: ignore[method-assign]
+    node.member.answer()
+    assert r"\x1b[31mred\n does not consume T" in caplog.messages[-1]
+    assert caplog.messages[-1].isprintable()
