@@ -12,7 +12,7 @@ from ._offset_calls import Begin, check_begin
 from ._pull_logic import OffsetReset, PullOptions
 from ._transport_options import LongHold
 from .allocation import Allocation, Average
-from .errors import WrongTypeError
+from .errors import ConfigurationError, WrongTypeError
 from .hooks import Hook
 
 AVERAGE: Final = Average()
@@ -80,6 +80,11 @@ class ConsumerOptions:
         check_group(self.group)
         check_flag("broadcasting", self.broadcasting)
         check_flag("lock_queues", self.lock_queues)
+        if self.lock_queues and not self.shares:
+            raise ConfigurationError(
+                "lock_queues holds queues that the members of a group share: this consumer has no group, or broadcasting=True gives it all "
+                "queues. Leave it out, or share"
+            )
         if not isinstance(getattr(self.allocation, "name", None), str) or not callable(getattr(self.allocation, "share", None)):
             raise WrongTypeError(f"allocation is one of protomq.allocation, such as Circle(), not {self.allocation!r}")
         check_name("the name of the allocation", self.allocation.name)

@@ -537,7 +537,7 @@ class PullConsumer(ConsumerBase):
         if self._auto_commits and self._has_polled:
             error = self._run(self._steps.commit_last("on close", commits_until_s))
             if error is not None and (count := self._state.uncommitted_count()):
-                text = not_taken_text(self.group, count, error)
+                text = not_taken_text(self, count, error)
         self._auto_commits = False
         if self._member is not None and is_first:
             # Nothing must be pulled for a group that somebody deletes now.
