@@ -138,7 +138,7 @@ async def test_a_poll_raises_that_reports_are_refused_and_has_nothing_of_what_an
     allocation = Renamed()
     first = client(case.group, allocation=allocation, auto_commit_interval_s=0.2, **case.connection)
     await settled(first.subscribe(case.topic))
-    bodies, got = await case.send("one"), []
+    bodies, got = await case.send("one"), list[bytes]()
     async with asyncio.timeout(PATIENCE_S):
         while len(got) < len(bodies):
             got += [message.body for message in await settled(first.poll(0.1))]

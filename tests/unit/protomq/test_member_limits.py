@@ -207,11 +207,11 @@ def test_a_broker_that_is_too_busy_for_reports_until_it_has_given_the_member_up_
     node.world.advance(GAP_S * 0.8)
     refuse(node, SystemBusyError("busy"))
     poll(node)
-    assert node.steps.state.queues == (A0,)
+    assert list(node.steps.state.queues) == [A0]
     node.world.advance(GAP_S * 0.2)
     refuse(node, SystemBusyError("busy"))
     poll(node)
-    assert node.steps.state.queues == ()
+    assert list(node.steps.state.queues) == []
 
 
 def test_nothing_is_taken_of_a_broker_that_refuses_however_long_it_does() -> None:
@@ -219,7 +219,7 @@ def test_nothing_is_taken_of_a_broker_that_refuses_however_long_it_does() -> Non
     state = MembershipState("g", "m", Average())
     queues: dict[str, Sequence[MessageQueue]] = {"T": [A0, B0]}
     state.want({"T": ""}, {name: address_of(name) for name in "ab"}, {})
-    now_s = 0.0
+    now_s, share = 0.0, None
     while now_s <= 3 * CLAIM_WAIT_S:
         ticket, *_ = state.begin("a", now_s)
         state.failed(ticket, InvalidArgumentError(TOO_LONG), now_s)
