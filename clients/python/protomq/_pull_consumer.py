@@ -128,7 +128,7 @@ class PullConsumer(ConsumerBase):
         Call it for several topics, or again for one to change the filter from here on. Call it again too after `poll` raised
         TopicNotFoundError or TopicRecreatedError. If brokers create topics on the first send, the consumer waits for a topic that does
         not exist yet. It gives a RuntimeWarning, since the name may be wrong. It also waits for a topic that may not be read now. Raises
-        TopicNotFoundError, NoRouteError.
+        TopicNotFoundError, NoRouteError; ConfigurationError for one topic more than a member of a group may have, 256 (docs/groups.md).
         """
         with self._own_lock():
             self._check_open()
@@ -177,8 +177,8 @@ class PullConsumer(ConsumerBase):
         Messages of one queue come in their order. `poll` itself retries what may pass: a server is away or busy, a topic may not be read
         now. It logs one warning when that begins and one when it ends. It raises errors that need your action: TopicNotFoundError (deleted
         while it was read), TopicRecreatedError, and QueueNotFoundError (of an assigned queue). Also CorruptLogError and the like,
-        OffsetIllegalError (if asked for), and ClosedError. It raises such an error again at every try until you have solved it; messages
-        of other queues come in between.
+        OffsetIllegalError (if asked for), and ClosedError; InvalidArgumentError where a broker does not take this member. It raises such
+        an error again at every try until you have solved it; messages of other queues come in between.
         """
         check_count("max_messages", max_messages, 1)
         check_seconds("timeout_s", timeout_s, zero=True)

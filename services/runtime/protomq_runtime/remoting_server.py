@@ -364,8 +364,7 @@ class RemotingServer(threading.Thread):
             self._drop(caller)
             return
         self._leave(caller)
-        client_id = hello.client_id.encode()[:CLIENT_ID_SIZE_MAX_BYTES].decode(errors="ignore")
-        pool.pick().adopt(caller.stream, caller.peer, client_id, principal, begun)
+        pool.pick().adopt(caller.stream, caller.peer, cut(hello.client_id), principal, begun)
 
     def _pool_for(self, lane: int) -> LanePool:
         if lane == options_pb2.LANE_UNSPECIFIED:
@@ -435,3 +434,8 @@ def _send_all(stream: ByteStream, data: bytes) -> bool:
 
 def _address_of(peer: str) -> str:
     return peer.rpartition(":")[0]
+
+
+def cut(client_id: str) -> str:
+    """Returns what is kept of a client's name: as many whole characters as fit."""
+    return client_id.encode()[:CLIENT_ID_SIZE_MAX_BYTES].decode(errors="ignore")
