@@ -457,9 +457,10 @@ class ConsumerSteps:
             yield from self._give_up_lost(self._share)  # Behind that: it may have come a moment ago.
             self.trouble = self.refusal = refusal
 
-    def raise_refusal(self) -> None:
-        """Raises why a broker does not take this member, where another try does not change that."""
+    def raise_refusal(self) -> Steps[None]:
+        """Raises why a broker does not take this member, where another try does not change that; nothing is left to commit there then."""
         if self._share is not None and (refusal := self._share.take_refusal()) is not None:
+            yield from self._give_up_lost(self._share)
             raise refusal
 
     def looks_seldom(self, topic: str) -> bool:

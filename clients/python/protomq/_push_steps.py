@@ -197,10 +197,10 @@ class PushSteps:
                 self._stored = {}
         for wanted in list(self._wanted.values()):
             yield from self._subscribe(wanted)
-            self._consumer.raise_refusal()
+            yield from self._consumer.raise_refusal()
         yield from self._follow_retries()
         yield from self._follow_group(self._consumer.options.request_timeout_s)
-        self._consumer.raise_refusal()
+        yield from self._consumer.raise_refusal()
         self._next_save_s = self._clock() + self._options.commit_interval_s
         self._next_look_s = self._clock() + LOOK_S
 

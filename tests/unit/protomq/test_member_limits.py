@@ -258,11 +258,22 @@ def push_steps(world: FakeWorld, member: FakeMember) -> tuple[PushSteps, Consume
     return PushSteps(options, consumer, state, {"T": Wanted("T", listener())}, world.now_s), consumer
 
 
-def test_a_start_that_a_broker_refuses_is_refused() -> None:
+class RefusedLater(FakeMember):
+    """Its broker refuses it when it has claimed its share."""
+
+    def wait_granted(self, timeout_s: float) -> None:
+        super().wait_granted(timeout_s)
+        assert self.ticket is not None
+        self.state.failed(self.ticket, InvalidArgumentError(TOO_LONG), self._world.now_s())
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_start_that_a_broker_refuses_is_refused(later: bool) -> None:
     world = FakeWorld(route_of("T", "a"), route_of(retry_topic("g"), "a"))
-    steps, _ = push_steps(world, Refused(world))
+    steps, consumer = push_steps(world, RefusedLater(world) if later else Refused(world))
     with pytest.raises(InvalidArgumentError, match="257 topics"):
         world.driver.run(steps.start())
+    assert consumer.state.queues == (), "what it had would be committed, in vain, when it is closed"
 
 
 def test_a_push_consumer_that_a_broker_refuses_later_ends_by_that() -> None:
