@@ -19,6 +19,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
+from protomq.wire.texts import one_line
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.table_fit import TEXT_WIDTH_MIN, cut, fit, is_whole
 
@@ -357,12 +358,7 @@ def _cell(value: Any) -> str:
         return ",".join(f"{name}={_cell(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
         return ",".join(_cell(item) for item in value)
-    text = str(value)
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    )
+    return one_line(str(value))
 
 
 def _json_line(row: Row) -> str:

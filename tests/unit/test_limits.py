@@ -86,7 +86,11 @@ OF_A_REQUEST: Final = {
     "`received_reply_ids`, `unwanted_reply_ids`": (reply_service.REPLY_IDS_MAX, None),
     "the whole request, to be taken": (reply_service.REPLY_SIZE_MAX_BYTES, None),
     "`caller_id`, `call_id`, bytes": (reply_service.ID_SIZE_MAX, None),
-    "`client_id`, characters": (remoting_server.CLIENT_ID_LENGTH_MAX, None),
+    "`member.topics`, that of the group's retries among them": (memberships.TOPICS_MAX, None),
+    "queues of all these topics": (memberships.QUEUES_MAX, None),
+    "`member.client_id`, `allocation`, `machine_room`, `client_version`, name of a topic: octets": (memberships.TEXT_MAX_BYTES, None),
+    "`filter` of a topic, octets": (memberships.FILTER_MAX_BYTES, None),
+    "`client_id`, octets": (remoting_server.CLIENT_ID_SIZE_MAX_BYTES, None),
 }
 """What: (limit, default), for rows whose name is enough to tell them apart."""
 

@@ -32,6 +32,9 @@ def value(place: str) -> Any:
         ("protomq._group_admin:DELAY_MAX_MS", "protomq_broker.store.state.group_settings:RETRY_DELAY_MAX_MS"),
         ("protomq._pop_handling:FIRST_RETRY_LEVEL", "protomq_broker.store.state.group_settings:FIRST_RETRY_LEVEL"),
         ("protomq._offset_calls:TAGS_MAX", "protomq_broker.pull_service:TAGS_MAX"),
+        ("protomq._membership_logic:TOPICS_MAX", "protomq_broker.memberships:TOPICS_MAX"),
+        ("protomq._checks:NAME_MAX_BYTES", "protomq_broker.memberships:TEXT_MAX_BYTES"),
+        ("protomq._checks:NAME_MAX_BYTES", "protomq_runtime.remoting_server:CLIENT_ID_SIZE_MAX_BYTES"),
         ("protomq._message:IDENTITY", "protomq_broker.failed_messages:IDENTITY"),
         # The command line and what it asks.
         ("protomq_cli.places:AHEAD_MAX_MS", "protomq_broker.request_times:AHEAD_MAX_MS"),

@@ -441,7 +441,7 @@ class AsyncPullConsumer(ConsumerBase):
         if self._auto_commits:
             error = await self._run(self._steps.commit_last("on close", commits_until_s))
             if error is not None and (count := self._state.uncommitted_count()):
-                text = not_taken_text(self.group, count, error)
+                text = not_taken_text(self, count, error)
         # First: nothing must be pulled for a group that somebody deletes now.
         for task in self._pulls:
             cancel(task)

@@ -61,6 +61,8 @@ class _Starting:
 class AsyncListenedConsumer(AsyncPullConsumer):
     """The pull consumer below a push consumer. Listeners decide which messages are done."""
 
+    end_call = "stop"
+
     def _new_state(self, options: ConsumerOptions) -> ListenedPulls:
         return ListenedPulls(options.pull_options())
 

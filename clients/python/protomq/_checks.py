@@ -27,6 +27,8 @@ QUEUE_ID_MAX: Final = (1 << 31) - 1
 """What the wire carries; topics have far fewer queues."""
 OFFSET_MAX: Final = (1 << 63) - 1
 NONCE_MAX: Final = (1 << 64) - 1
+NAME_MAX_BYTES: Final = 255
+"""Of a client, as brokers take it; a test compares the numbers."""
 AHEAD_MAX_S: Final = 60.0
 """By so much clocks may differ: a place in the log that lies further ahead is a mistake, such as another year."""
 
@@ -363,6 +365,16 @@ def check_text(name: str, value: object) -> str:
     except UnicodeEncodeError as error:
         raise ConfigurationError(f"{name} cannot be written as UTF-8: {error}") from error
     return value
+
+
+def check_name(name: str, value: object, size_max_bytes: int = NAME_MAX_BYTES) -> str:
+    """A name that brokers take, and that stands in logs and tables."""
+    size_bytes = len(check_text(name, value).encode())
+    if size_bytes > size_max_bytes:
+        raise ConfigurationError(f"{name} has at most {size_max_bytes} octets, {short(value)} has {size_bytes}")
+    if not str(value).isprintable():
+        raise ConfigurationError(f"{name} is a name that people read in one line, without control characters, not {short(value)}")
+    return str(value)
 
 
 def check_wanted(name: str, value: object) -> str:

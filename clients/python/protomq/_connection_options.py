@@ -20,12 +20,12 @@ class ConnectionOptions(TransportOptions):
         cluster = ConnectionOptions(namesrv="10.0.0.1:9876;10.0.0.2:9876", client_id="billing")
         producer, consumer = Producer(connection=cluster), PullConsumer("g", connection=cluster)
 
-    `namesrv`: host:port[;host:port], a sequence of addresses, or a URL that lists them; None: PROTOMQ_NAMESRV_ADDR, else 127.0.0.1:9876
-    and 127.0.0.1:10911 (a name server, a standalone). `transport`: "auto" (remoting first, gRPC as fallback), "remoting" or "grpc" (that
-    one only). `connect_timeout_s`: to connect, 3 s. `client_id`: shown to operators, host@pid where empty. `connections_idle_max`:
-    blocking sockets kept per server and lane. `peer_timeout_s`: a server that does not answer for this time, not even probes, is gone.
-    At least 3; over gRPC at least 20, unless the servers' own `connections.peer_timeout_ms` is lower. `spin`: a blocking call looks for
-    its answer for up to 0.2 ms before it sleeps, where that was of use lately; coroutines never spin.
+    `namesrv`: host:port[;host:port], a sequence of addresses, or a URL that lists them; None: PROTOMQ_NAMESRV_ADDR, else 127.0.0.1:9876 and
+    127.0.0.1:10911 (a name server, a standalone). `transport`: "auto" (remoting first, gRPC as fallback), "remoting" or "grpc" (that one
+    only). `connect_timeout_s`: to connect, 3 s. `client_id`: shown to operators, host@pid where empty; 255 octets at most, without control
+    characters. `connections_idle_max`: blocking sockets kept per server and lane. `peer_timeout_s`: a server that does not answer for this
+    time, not even probes, is gone. At least 3; over gRPC at least 20, unless the servers' own `connections.peer_timeout_ms` is lower.
+    `spin`: a blocking call looks for its answer for up to 0.2 ms before it sleeps, where that was of use lately; coroutines never spin.
     """
 
     namesrv: str | Sequence[str] | None = None

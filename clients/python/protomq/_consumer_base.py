@@ -54,6 +54,8 @@ class ConsumerBase(OfOneProcess):
 
     _hooks: HookPoints
     _routes: RouteBook
+    end_call = "close"
+    """See OpenConsumer.end_call."""
 
     def __init__(
         self,
@@ -140,7 +142,11 @@ class ConsumerBase(OfOneProcess):
         if getattr(self, "_closed", True) or not self._auto_commits or self._pid != os.getpid():
             return
         if count := self._state.uncommitted_count():
-            warn(logger, uncommitted_text(self.group, count, "nobody used it any more"))
+            warn(logger, uncommitted_text(self, count, "nobody used it any more"))
+
+    def finish_at_exit(self, timeout_s: float) -> int:
+        """See OpenConsumer.finish_at_exit."""
+        raise NotImplementedError
 
     def _look_around(self) -> None:
         """A `poll` that waits goes on. Any thread, or the loop's."""

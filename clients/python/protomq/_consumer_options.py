@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
-from ._checks import check_flag, check_group, check_seconds, check_text
+from ._checks import check_flag, check_group, check_name, check_seconds
 from ._hook_points import check_hooks
 from ._offset_calls import Begin, check_begin
 from ._pull_logic import OffsetReset, PullOptions
@@ -80,11 +80,16 @@ class ConsumerOptions:
         check_group(self.group)
         check_flag("broadcasting", self.broadcasting)
         check_flag("lock_queues", self.lock_queues)
+        if self.lock_queues and not self.shares:
+            raise ConfigurationError(
+                "lock_queues holds queues that the members of a group share: this consumer has no group, or broadcasting=True gives it all "
+                "queues. Leave it out, or share"
+            )
         if not isinstance(getattr(self.allocation, "name", None), str) or not callable(getattr(self.allocation, "share", None)):
             raise WrongTypeError(f"allocation is one of protomq.allocation, such as Circle(), not {self.allocation!r}")
+        check_name("the name of the allocation", self.allocation.name)
         for name in ("machine_room", "instance_name"):
-            if len(check_text(name, getattr(self, name)).encode()) > NAME_MAX_BYTES:
-                raise ConfigurationError(f"{name} has at most {NAME_MAX_BYTES} octets")
+            check_name(name, getattr(self, name), NAME_MAX_BYTES)
         check_hooks(self.hooks)
         self.pull_options()
 

@@ -103,6 +103,8 @@ class ConsumerSteps:
         self.assigned: tuple[MessageQueue, ...] = ()
         self.trouble: ProtomqError | None = None
         """What the next `poll` is to raise."""
+        self.refusal: ProtomqError | None = None
+        """The last error by which a broker has refused this member, for as long as it is as it is."""
         self._limits = Limits(options.request_timeout_s)
         self._begun: set[MessageQueue] = set()
         """Queues of the share that this member has had: one that comes back goes on where the group is, whatever `resume` says."""
@@ -148,14 +150,17 @@ class ConsumerSteps:
     ) -> Steps[list[Route]]:
         """All queues of a topic, or the share of a member of a group. The routes that may be doubted.
 
-        Raises what a broker has against the filter, ConfigurationError while queues are assigned; nothing is subscribed to then.
+        Raises what a broker has against the filter, ConfigurationError while queues are assigned, and for one topic more than a member
+        may have. Nothing is subscribed to then.
         """
         if self.assigned and class_of(topic) is not TopicClass.RETRY:
             raise ConfigurationError(
                 f"this consumer has assigned queues, so it cannot subscribe to {topic!r}: `assign([])` first, or take another consumer"
             )
+        self._check_room(topic)
         route: Route = yield GetRoute(topic, self.options.request_timeout_s)
         yield from self._try_filter([route], wanted_filter)
+        self._check_room(topic)  # Other tasks may have subscribed meanwhile.
         self._tags[topic], self._filters[topic] = tags, wanted_filter
         self.subscriptions[topic] = route
         yield from self._forget_gone([topic])
@@ -173,6 +178,10 @@ class ConsumerSteps:
             if self._share.may_change(self.clock()):
                 yield from self._reassign()
         return [route]
+
+    def _check_room(self, topic: str) -> None:
+        if self._share is not None:
+            self._share.check_room(self.subscriptions, topic)
 
     def unsubscribe(self, topic: str) -> Steps[None]:
         """The topic no more."""
@@ -444,6 +453,15 @@ class ConsumerSteps:
             self.state.is_shut = self._group_looks.is_shut
         if self._share is not None and not self._share_due_in_s(self._share, self.clock()):
             yield from self._follow_group(self._share)
+        if self._share is not None and (refusal := self._share.take_refusal()) is not None:
+            yield from self._give_up_lost(self._share)  # Behind that: it may have come a moment ago.
+            self.trouble = self.refusal = refusal
+
+    def raise_refusal(self) -> Steps[None]:
+        """Raises why a broker does not take this member, where another try does not change that; nothing is left to commit there then."""
+        if self._share is not None and (refusal := self._share.take_refusal()) is not None:
+            yield from self._give_up_lost(self._share)
+            raise refusal
 
     def looks_seldom(self, topic: str) -> bool:
         """Whether the route of a topic may be trusted for long, since brokers say when it is another one. Any thread."""
@@ -497,10 +515,12 @@ class ConsumerSteps:
             ]
             if self.locks is not None:
                 self.locks.forget(lost_at)
-            logger.warning(
-                "group %s may have given this member up: no broker has confirmed its membership in time. It begins again with %d queues",
-                self.options.group, len(lost),
-            )  # fmt: skip
+            if lost_at <= share.refused_by():
+                logger.warning("group %s: this member gives up %d queues, of brokers that do not take it", self.options.group, len(lost))
+            else:
+                why = "no broker has confirmed its membership in time"
+                text = "group %s may have given this member up: %s. It begins again with %d queues"
+                logger.warning(text, self.options.group, why, len(lost))
             yield from self._lose(lost)
 
     def group_due_in_s(self, now_s: float) -> float:

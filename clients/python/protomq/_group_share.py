@@ -13,6 +13,7 @@ from ._group_routes import GroupRoutes
 from ._member_driver import MemberDriver
 from ._steps import GetRoute, Steps, Tell
 from ._types import Membership, MessageQueue, Route
+from .errors import ProtomqError
 
 
 class GroupShare:
@@ -60,6 +61,21 @@ class GroupShare:
             found = [queue for queue in self._queues if queue in readable]
         self._queues = found
         return found
+
+    def check_room(self, topics: Iterable[str], topic: str) -> None:
+        """See MembershipState.check_room."""
+        with self.member.lock:
+            self.member.state.check_room(topics, topic)
+
+    def take_refusal(self) -> ProtomqError | None:
+        """See MembershipState.take_refusal."""
+        with self.member.lock:
+            return self.member.state.take_refusal()
+
+    def refused_by(self) -> set[str]:
+        """See MembershipState.refused_by."""
+        with self.member.lock:
+            return self.member.state.refused_by()
 
     @property
     def member_count(self) -> int:

@@ -23,6 +23,8 @@ Rules:
   its way then.
 - Members share out what their routes say. Where another's route has other queues, both look theirs up again.
 - A broker that knows no groups (UNKNOWN_METHOD) is one of an older version: there everybody gets everything.
+- A broker that refuses the member's reports does not know what it has, and gives it up. So it gives up its queues there, and takes none
+  until a report is accepted. What another try does not change (`take_refusal`) its program is told.
 
 Two threads: everything is called with the lock of its driver.
 """
@@ -46,19 +48,24 @@ from ._remoting_hello import VERSION
 from ._types import BrokerAddress, Membership, MessageQueue
 from .allocation import Allocation, GroupMember
 from .errors import (
+    ConfigurationError,
     ConnectionLostError,
+    InvalidArgumentError,
     MemberUnknownError,
     ProtomqError,
     TooManyError,
     TransportError,
     UnknownMethodError,
 )
+from .wire.texts import one_line
 
 if TYPE_CHECKING:
     from .v1 import membership_service_pb2 as pb
 
 logger = logging.getLogger("protomq")
 
+TOPICS_MAX: Final = 256
+"""Most topics of a member, its group's retries among them; a test compares it with the broker's."""
 HOLD_S: Final = 15.0
 """A broker hears of a member that often at least."""
 HOLD_PART: Final = 0.6
@@ -80,6 +87,16 @@ OLD_BROKER_RETRY_S: Final = 30.0
 
 MemberKey = tuple[str, int]
 """Name and random number."""
+
+
+def check_topic_count(group: str, topics: Iterable[str], topic: str) -> None:
+    """Whether a member of the group may consume a topic beside these. Raises ConfigurationError."""
+    has = set(topics)
+    if topic not in has and len(has) >= TOPICS_MAX:
+        raise ConfigurationError(
+            f"this consumer of group {group!r} cannot subscribe to {topic!r}, too: a member has {TOPICS_MAX} topics at most, its retries "
+            "among them. Give some of the topics to a consumer of another group"
+        )
 
 
 class MemberTicket(NamedTuple):
@@ -114,7 +131,9 @@ class _Broker:
     member_epoch: int
     """Which membership it is: another one once the queues here were given up."""
     is_refused: bool = False
-    """Whether the broker takes no such member: its queues are consumed without a membership."""
+    """Whether the broker takes no such member: none of its queues is consumed."""
+    refusal: ProtomqError | None = None
+    """Why not, where another try does not change that, and nobody was told yet."""
     asked: int | None = None
     """The last call when an answer was asked for (`ask`); one to a later call is it. None: there was one."""
     is_wanted: bool = True
@@ -258,6 +277,8 @@ class MembershipState:
             self._filters, self._route_numbers = dict(filters), dict(route_numbers)
             for broker in self._brokers.values():
                 broker.is_told = False
+                if broker.is_refused:  # It was another report.
+                    broker.retry_s, broker.refusal = 0.0, None
             self.news += 1
         for name in self._brokers.keys() - addresses.keys():
             broker = self._brokers[name]
@@ -285,6 +306,10 @@ class MembershipState:
     def topics(self) -> frozenset[str]:
         """What it consumes."""
         return frozenset(self._filters)
+
+    def check_room(self, topics: Iterable[str], topic: str) -> None:
+        """Whether it may consume a topic beside these. Raises ConfigurationError."""
+        check_topic_count(self.group, {*topics, *self._going}, topic)
 
     @property
     def broker_names(self) -> list[str]:
@@ -417,7 +442,8 @@ class MembershipState:
         for broker in self._brokers.values():
             # One that is being asked for the first time may know it already. One that is away is not waited for, unless it may have locks
             # of this member: while only a connection is broken, they hinder others.
-            is_away = not (broker.members is not None or (broker.in_flight and not broker.failures))
+            is_known = broker.members is not None or broker.is_refused or (broker.in_flight and not broker.failures)
+            is_away = not is_known
             if not is_away or (self.locks_queues and broker.version):
                 request = pb.LeaveGroupRequest(
                     consumer_group=self.group,
@@ -475,6 +501,7 @@ class MembershipState:
         broker.away_since_s = None
         broker.in_flight, broker.was_tried, broker.heard_s = False, True, broker.sent_s
         broker.failures, broker.retry_s, broker.knows_groups, broker.is_refused = 0, 0.0, True, False
+        broker.refusal = None
         if broker.asked is not None and ticket.number > broker.asked:
             broker.asked = None
         if broker.confirms:
@@ -528,15 +555,38 @@ class MembershipState:
         self._drop_claims(ticket.broker_name)
         broker.members = None  # Nobody knows whether it is still there; which answer it gave last, it may still know.
         broker.failures += 1
-        if not is_away and (not error.retriable or isinstance(error, TooManyError)):
-            broker.is_refused, broker.asked = True, None
         pause_s = min(BACKOFF_MIN_S * 2 ** min(broker.failures - 1, 10), BACKOFF_MAX_S)
         if isinstance(error, UnknownMethodError):
-            broker.knows_groups, pause_s = False, OLD_BROKER_RETRY_S
+            broker.asked, broker.knows_groups, pause_s = None, False, OLD_BROKER_RETRY_S
             self._tell(f"broker {ticket.broker_name} knows no groups: each member gets all of its messages")
+        elif not is_away and (not error.retriable or isinstance(error, TooManyError) or broker.is_unheard(now_s)):
+            self._refused(ticket.broker_name, broker, error)
         elif not error.retriable:
-            self._tell(f"broker {ticket.broker_name} does not take {self.key[0]} as a member of {self.group}: {error}")
+            self._tell(f"broker {ticket.broker_name}, calls of {self.key[0]} as a member of {self.group}: {error}")
         broker.retry_s = now_s + max(pause_s, (error.retry_delay_ms or 0) / 1000)
+
+    def _refused(self, name: str, broker: _Broker, error: ProtomqError) -> None:
+        """The broker does not know what this member has, and counts it as gone: others get its queues there."""
+        if not broker.is_refused or self._has_queues_at(name):
+            self._forget(name, broker)
+        broker.is_refused, broker.asked = True, None
+        text = f"broker {name} does not take {self.key[0]} as a member of {self.group}, so nothing is consumed there: {error}"
+        if isinstance(error, InvalidArgumentError):
+            refusal = type(error)(text, metadata=error.metadata, field_violations=error.field_violations)
+            refusal.__cause__, broker.refusal = error, refusal
+        self._tell(text)
+
+    def take_refusal(self) -> ProtomqError | None:
+        """Why a broker does not take this member, where another try does not change that; once for each of its refusals."""
+        for broker in self._brokers.values():
+            if (refusal := broker.refusal) is not None:
+                broker.refusal = None
+                return refusal
+        return None
+
+    def refused_by(self) -> set[str]:
+        """Brokers that do not take this member."""
+        return {name for name, broker in self._brokers.items() if broker.is_refused}
 
     def lose_calls(self, now_s: float) -> None:
         """All calls under way have failed."""
@@ -589,7 +639,7 @@ class MembershipState:
             return False
         if broker is None:
             return True
-        is_doubtful = broker.doubted_until_s is not None or broker.is_late(now_s)
+        is_doubtful = broker.doubted_until_s is not None or broker.is_late(now_s) or broker.is_refused
         return not (is_doubtful or (by_calls and broker.is_unheard(now_s)))
 
     def is_doubtful(self, broker_name: str, now_s: float) -> bool:
@@ -602,12 +652,12 @@ class MembershipState:
     def membership(self, queue: MessageQueue) -> Membership | None:
         """What a commit of the queue names; None: nothing.
 
-        It names nothing where a lock protects the queue, where the queue is not shared, and where its broker takes no such member. Ask
+        It names nothing where a lock protects the queue, where the queue is not shared, and where its broker knows no groups. Ask
         before `stands`: who is given up between the two names the membership that is over. Any thread, without the lock.
         """
         broker = self._brokers.get(queue.broker_name)
         is_wanted = queue.topic in self._filters or queue.topic in self._going
-        if not self.is_named or broker is None or broker.is_refused or not is_wanted:
+        if not self.is_named or broker is None or not broker.knows_groups or not is_wanted:
             return None
         return Membership(*self.key, broker.member_epoch)
 
@@ -634,6 +684,7 @@ class MembershipState:
             return None  # What went now would go without a last commit.
         members = self._members(views)
         self.member_count = len(members)
+        refused = self.refused_by()
         found: list[MessageQueue] = []
         waiting: dict[MessageQueue, float] = {}
         claims, self._claims = self._claims, {}
@@ -652,7 +703,7 @@ class MembershipState:
                     claim = self._claims[queue] = claims.get(queue) or _Claim(is_granted=not self._knows_groups(queue))
                     if claim.is_granted:
                         found.append(queue)
-                elif now_s - since_s >= CLAIM_WAIT_S:
+                elif now_s - since_s >= CLAIM_WAIT_S and queue.broker_name not in refused:
                     found.append(queue)
         self._waits_since = waiting
         self._tell_brokers(claims.keys() ^ self._claims.keys())
@@ -840,4 +891,4 @@ class MembershipState:
     def _tell(self, text: str) -> None:
         if text not in self._told_of and len(self._told_of) < 1_000:
             self._told_of.add(text)
-            logger.warning("%s", text)
+            logger.warning("%s", one_line(text))  # It may have names of clients in other languages.

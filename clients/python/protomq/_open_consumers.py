@@ -38,6 +38,10 @@ class Member(Protocol):
 class OpenConsumer(Member, Protocol):
     """A consumer that may have something to commit."""
 
+    @property
+    def end_call(self) -> str:
+        """What its program calls to end it: "close" or "stop"."""
+
     def finish_at_exit(self, timeout_s: float) -> int:
         """Commits what may be committed, within the time; of how many queues something is left that comes again."""
 
@@ -88,16 +92,19 @@ def shared_queue_text(group: str, queue: MessageQueue) -> str:
     )
 
 
-def uncommitted_text(group: str, queue_count: int, when: str) -> str:
+def uncommitted_text(consumer: OpenConsumer, queue_count: int, when: str) -> str:
     """The warning about messages that were handed out, and whose offsets nobody committed."""
-    why = f"{when}, and the consumer was not closed; use `with`, or call close()"
-    return _comes_again(group, queue_count, why)
+    ended = {"close": "closed", "stop": "stopped"}[consumer.end_call]
+    why = f"{when}, and the consumer was not {ended}; use `with`, or call {consumer.end_call}()"
+    return _comes_again(consumer.group, queue_count, why)
 
 
-def not_taken_text(group: str, queue_count: int, error: ProtomqError) -> str:
+def not_taken_text(consumer: OpenConsumer, queue_count: int, error: ProtomqError) -> str:
     """The warning of `close` where brokers did not take their offsets; `error`: the first of them."""
-    why = f"the last commit, on close, failed: {error!r}; call commit() before close() where you want the error"
-    return _comes_again(group, queue_count, why)
+    why = f"the last commit, on {consumer.end_call}, failed: {error!r}"
+    if consumer.end_call == "close":  # Else the SDK alone commits.
+        why += "; call commit() before close() where you want the error"
+    return _comes_again(consumer.group, queue_count, why)
 
 
 def _comes_again(group: str, queue_count: int, why: str) -> str:
@@ -119,6 +126,6 @@ def _at_exit() -> None:
             texts.append(f"group {consumer.group} could not commit when the interpreter ended: {error!r}")
             continue
         if count:
-            texts.append(uncommitted_text(consumer.group, count, "the interpreter ended"))
+            texts.append(uncommitted_text(consumer, count, "the interpreter ended"))
     for text in texts:
         warn(logger, text)

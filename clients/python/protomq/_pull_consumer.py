@@ -128,7 +128,7 @@ class PullConsumer(ConsumerBase):
         Call it for several topics, or again for one to change the filter from here on. Call it again too after `poll` raised
         TopicNotFoundError or TopicRecreatedError. If brokers create topics on the first send, the consumer waits for a topic that does
         not exist yet. It gives a RuntimeWarning, since the name may be wrong. It also waits for a topic that may not be read now. Raises
-        TopicNotFoundError, NoRouteError.
+        TopicNotFoundError, NoRouteError; ConfigurationError for one topic more than a member of a group may have, 256 (docs/groups.md).
         """
         with self._own_lock():
             self._check_open()
@@ -177,8 +177,8 @@ class PullConsumer(ConsumerBase):
         Messages of one queue come in their order. `poll` itself retries what may pass: a server is away or busy, a topic may not be read
         now. It logs one warning when that begins and one when it ends. It raises errors that need your action: TopicNotFoundError (deleted
         while it was read), TopicRecreatedError, and QueueNotFoundError (of an assigned queue). Also CorruptLogError and the like,
-        OffsetIllegalError (if asked for), and ClosedError. It raises such an error again at every try until you have solved it; messages
-        of other queues come in between.
+        OffsetIllegalError (if asked for), and ClosedError; InvalidArgumentError where a broker does not take this member. It raises such
+        an error again at every try until you have solved it; messages of other queues come in between.
         """
         check_count("max_messages", max_messages, 1)
         check_seconds("timeout_s", timeout_s, zero=True)
@@ -537,7 +537,7 @@ class PullConsumer(ConsumerBase):
         if self._auto_commits and self._has_polled:
             error = self._run(self._steps.commit_last("on close", commits_until_s))
             if error is not None and (count := self._state.uncommitted_count()):
-                text = not_taken_text(self.group, count, error)
+                text = not_taken_text(self, count, error)
         self._auto_commits = False
         if self._member is not None and is_first:
             # Nothing must be pulled for a group that somebody deletes now.

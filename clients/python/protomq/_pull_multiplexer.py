@@ -84,8 +84,15 @@ class PullMultiplexer:
         self._transport = transport
         self._method = method
         self._closed = False
-        self._selector = selectors.DefaultSelector()
-        self._wake_in, self._wake_out = socket.socketpair()
+        try:
+            self._selector = selectors.DefaultSelector()
+            try:
+                self._wake_in, self._wake_out = socket.socketpair()
+            except BaseException:
+                self._selector.close()
+                raise
+        except OSError as error:  # This process, or the machine, has no descriptor left.
+            raise ConnectFailedError(f"no connection to any broker can be made: {error}") from error
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, None)

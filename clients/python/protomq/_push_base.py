@@ -16,6 +16,7 @@ from ._describing import About, Rates, settings_of
 from ._filters import checked_filter
 from ._hook_points import HookPoints
 from ._hooked_consuming import hooked_listener
+from ._membership_logic import check_topic_count
 from ._of_one_process import OfOneProcess
 from ._offset_calls import checked_tags
 from ._push_options import CONCURRENCY_MAX, PushOptions
@@ -25,6 +26,7 @@ from ._push_steps import Wanted
 from ._seldom import SaidSeldom
 from ._trace import Tracer, traced
 from .errors import ClientError, ConfigurationError, WrongTypeError
+from .wire.topics import retry_topic
 
 logger = logging.getLogger("protomq")
 
@@ -183,7 +185,8 @@ class PushBase(OfOneProcess):
         `tags`, `sql`, `cel`, `module`: which messages, as in PullConsumer.subscribe. Once the consumer has started, it is subscribed soon
         after, and what goes wrong is logged. The group's retries go to the listener of the topic in which the group had the message.
 
-        Raises ConfigurationError if the topic has a listener already: `unsubscribe` it first to have another one.
+        Raises ConfigurationError if the topic has a listener already: `unsubscribe` it first to have another one. So it does for the 256th
+        topic: a member of a group has 256 at most, and one of them has its retries. With `broadcast` there is no such limit.
         """
         check_subscribed(topic)
         self._check_may_subscribe()
@@ -192,6 +195,8 @@ class PushBase(OfOneProcess):
                 f"topic {topic!r} has a listener here already, and a group has one subscription of a topic. Look at message.tag in one "
                 "listener, use a consumer with another group, or unsubscribe first"
             )
+        if not self.options.broadcast:
+            check_topic_count(self.group, {*self._wanted, retry_topic(self.group)}, topic)
         checked = checked_tags(tags)
         filter_ = checked_filter(checked, sql, cel, module)
         made = self._hooked(listener, batch_size)

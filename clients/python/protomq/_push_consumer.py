@@ -36,7 +36,7 @@ from ._queue_listener import QueueListener
 from ._show_settings import show_settings
 from ._steps import to_end
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
-from .errors import ClosedError, ConfigurationError, ProtomqError
+from .errors import ClosedError, ConfigurationError, ConnectFailedError, ProtomqError
 
 logger = logging.getLogger("protomq")
 
@@ -64,6 +64,8 @@ class _Starting:
 
 class ListenedConsumer(PullConsumer):
     """The pull consumer below a push consumer. Listeners decide which messages are done."""
+
+    end_call = "stop"
 
     def _new_state(self, options: ConsumerOptions) -> ListenedPulls:
         return ListenedPulls(options.pull_options())
@@ -466,6 +468,8 @@ class PushConsumer(PushBase):
                 gone = self._push.take_trouble(error)
                 with self._lock:
                     self._state.drop(gone)
+                if isinstance(error, ConnectFailedError):  # No descriptor is left: the next turn would begin at once.
+                    time.sleep(IDLE_TICK_S)
             except Exception:
                 # A defect in the SDK must not end the consumption silently.
                 logger.exception("group %s could not poll, trying again", self.group)

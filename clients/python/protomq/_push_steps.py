@@ -197,8 +197,10 @@ class PushSteps:
                 self._stored = {}
         for wanted in list(self._wanted.values()):
             yield from self._subscribe(wanted)
+            yield from self._consumer.raise_refusal()
         yield from self._follow_retries()
         yield from self._follow_group(self._consumer.options.request_timeout_s)
+        yield from self._consumer.raise_refusal()
         self._next_save_s = self._clock() + self._options.commit_interval_s
         self._next_look_s = self._clock() + LOOK_S
 
@@ -259,7 +261,9 @@ class PushSteps:
             self._file.close()
 
     def take_trouble(self, error: ProtomqError) -> list[MessageQueue]:
-        """What pulls have run into. Queues that are gone: nothing of them counts any more."""
+        """What pulls have run into. Queues that are gone: nothing of them counts any more. Raises what ends the consumer."""
+        if error is self._consumer.refusal:
+            raise error  # It would stay a consumer that consumes nothing, and nobody would hear of it.
         topic = error.metadata.get("topic", "")
         gone: list[MessageQueue] = []
         if isinstance(error, TopicRecreatedError | TopicNotFoundError):

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from ._checks import check_count, check_flag, check_seconds, check_text
+from ._checks import check_count, check_flag, check_name, check_seconds
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import ConfigurationError, ConnectionLostError, ProtomqError, ServerError
 
@@ -66,12 +66,12 @@ def was_answered(error: ProtomqError) -> bool:
 class TransportOptions:
     """How to connect.
 
-    `transport`: "auto" (remoting first, gRPC as fallback), "remoting" or "grpc" (that one only). `client_id`: shown to operators,
-    host@pid where empty. `connections_idle_max`: blocking sockets kept per server and lane. `peer_timeout_s`: a server that does not
-    answer for this time, not even probes, is gone, and its connection is closed. At least 3. Over gRPC at least 20, unless the server's
-    own `connections.peer_timeout_ms` is lower: it refuses more frequent pings. A call that gets no answer ends with its own time-out,
-    and closes a connection on which nothing came meanwhile. `spin`: a blocking call over the remoting port polls for its answer for up
-    to 0.2 ms before it sleeps, if that helped lately. It costs processor time and spares a wake-up.
+    `transport`: "auto" (remoting first, gRPC as fallback), "remoting" or "grpc" (that one only). `client_id`: shown to operators, host@pid
+    where empty. It has 255 octets at most, and no control characters. `connections_idle_max`: blocking sockets kept per server and lane.
+    `peer_timeout_s`: a server that does not answer for this time, not even probes, is gone, and its connection is closed. At least 3. Over
+    gRPC at least 20, unless the server's own `connections.peer_timeout_ms` is lower: it refuses more frequent pings. A call that gets no
+    answer ends with its own time-out, and closes a connection on which nothing came meanwhile. `spin`: a blocking call over the remoting
+    port polls for its answer for up to 0.2 ms before it sleeps, if that helped lately. It costs processor time and spares a wake-up.
     """
 
     transport: Literal["auto", "remoting", "grpc"] = "auto"
@@ -87,7 +87,7 @@ class TransportOptions:
                 f'transport is "auto", "remoting" or "grpc", not {self.transport!r}'
             )
         check_seconds("connect_timeout_s", self.connect_timeout_s)
-        check_text("client_id", self.client_id)
+        check_name("client_id", self.client_id)
         check_flag("spin", self.spin)
         check_count("connections_idle_max", self.connections_idle_max, 0)
         if check_seconds("peer_timeout_s", self.peer_timeout_s) < 3:
@@ -96,5 +96,5 @@ class TransportOptions:
             )
 
     def hello_client_id(self) -> str:
-        """What the server's operator sees, at most 255 characters."""
+        """What the server's operator sees, 255 octets at most."""
         return (self.client_id or f"{socket.gethostname()}@{os.getpid()}")[:255]

@@ -30,6 +30,7 @@ from protomq.v1.membership_service_pb2 import (
     TakenQueues,
     TopicQueueCount,
 )
+from protomq.wire.texts import one_line
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import (
     SHUTTING_DOWN,
@@ -519,7 +520,7 @@ class MembershipService:
 
     def _warn(self, name: str, text: str, advice: str) -> None:
         if text and self._said.is_due((name, text)):
-            log.warning("the members of group %s are not alike: %s. %s", name, text, advice)
+            log.warning("the members of group %s are not alike: %s. %s", name, one_line(text), advice)
 
     # On lanes.
 

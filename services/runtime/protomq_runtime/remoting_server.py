@@ -45,7 +45,7 @@ from .wake_up import WakeUp
 logger = logging.getLogger(__name__)
 
 HELLO_SIZE_MAX_BYTES: Final = 4096
-CLIENT_ID_LENGTH_MAX: Final = 255
+CLIENT_ID_SIZE_MAX_BYTES: Final = 255
 LISTEN_BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.1
 """After the process has run out of descriptors."""
@@ -366,8 +366,7 @@ class RemotingServer(threading.Thread):
             self._drop(caller)
             return
         self._leave(caller)
-        client_id = hello.client_id[:CLIENT_ID_LENGTH_MAX]
-        pool.pick().adopt(caller.stream, caller.peer, client_id, principal, begun)
+        pool.pick().adopt(caller.stream, caller.peer, cut(hello.client_id), principal, begun)
 
     def _pool_for(self, lane: int) -> LanePool:
         if lane == options_pb2.LANE_UNSPECIFIED:
@@ -437,3 +436,8 @@ def _send_all(stream: ByteStream, data: bytes) -> bool:
 
 def _address_of(peer: str) -> str:
     return peer.rpartition(":")[0]
+
+
+def cut(client_id: str) -> str:
+    """Returns what is kept of a client's name: as many whole characters as fit."""
+    return client_id.encode()[:CLIENT_ID_SIZE_MAX_BYTES].decode(errors="ignore")

@@ -77,7 +77,7 @@ def test_one_that_was_given_up_and_joined_again_is_another_membership(node: Node
     assert [request.member.member_epoch for request in commits(node.world)] == [2]
 
 
-@pytest.mark.parametrize("how", ["assigned", "locks", "no member", "another topic", "refused", "no groups"])
+@pytest.mark.parametrize("how", ["assigned", "locks", "no member", "another topic", "no groups"])
 def test_what_is_not_shared_by_a_membership_is_committed_without_one(node: Node, how: str) -> None:
     queue = A0
     if how == "assigned":
@@ -89,16 +89,11 @@ def test_what_is_not_shared_by_a_membership_is_committed_without_one(node: Node,
     if how == "another topic":
         queue = MessageQueue("U", "a", 0)
         node.world.routes["U"] = route_of("U", "a")
-    if how in ("refused", "no groups"):
-        error = TooManyError("full") if how == "refused" else UnknownMethodError("what?")
+    if how == "no groups":
         assert node.member.ticket is not None
-        node.member.state.failed(node.member.ticket, error, node.world.now_s())
+        node.member.state.failed(node.member.ticket, UnknownMethodError("what?"), node.world.now_s())
     node.world.driver.run(node.steps.commit({queue: 5}))
     assert [request.HasField("member") for request in commits(node.world)] == [False]
-    if how == "refused":
-        node.member.when_asked()
-        node.world.driver.run(node.steps.commit({queue: 6}))
-        assert commits(node.world)[-1].HasField("member")
 
 
 def test_one_that_locks_its_queues_says_that_its_commits_do_not_name_it(node: Node) -> None:
@@ -151,7 +146,7 @@ def test_a_broker_that_goes_on_refusing_is_asked_once(node: Node) -> None:
     assert (node.member.asked, len(commits(node.world))) == (1, 2)
 
 
-def test_what_a_broker_that_takes_no_such_member_refused_is_not_committed_again_as_it_was(node: Node) -> None:
+def test_what_a_broker_that_takes_no_such_member_refused_is_not_committed_again(node: Node) -> None:
     def say_full() -> None:
         node.member.call()
         assert node.member.ticket is not None
@@ -164,7 +159,8 @@ def test_what_a_broker_that_takes_no_such_member_refused_is_not_committed_again_
     assert [request.HasField("member") for request in commits(node.world)] == [True]
     node.world.advance(5.0)
     node.poll()
-    assert [request.HasField("member") for request in commits(node.world)] == [True, False]
+    assert len(commits(node.world)) == 1
+    assert node.lost.queues == [A0]
 
 
 def test_the_last_commits_are_made_again_too() -> None:

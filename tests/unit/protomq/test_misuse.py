@@ -171,6 +171,10 @@ CONSUMER_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"begin": NAIVE}, "begin is a datetime with a time zone"),
     ({"begin": AHEAD}, 'begin is 2.*, which lies ahead: .* if that is wanted, write "latest"'),
     ({"client_id": 5}, "client_id is a str"),
+    ({"machine_room": "r" * 129}, "machine_room has at most 128 octets"),
+    ({"machine_room": "a\nb"}, r"machine_room is a name that people read in one line, without control characters, not 'a\\nb'"),
+    ({"instance_name": "a\x1b[31m"}, "instance_name is a name that people read in one line"),
+    ({"allocation": allocation.MachineRoom(frozenset({"r" * 300}))}, "the name of the allocation has at most 255 octets, 'machine-room r"),
     ({"peer_timeout_s": 1}, "peer_timeout_s must be at least 3"),
 ]
 
@@ -393,6 +397,25 @@ def test_every_client_takes_one_object_that_says_how_to_connect(client: Callable
     wrong: Any = "h:1"
     with pytest.raises(TypeError, match="connection is a ConnectionOptions, not 'h:1'"):
         client(connection=wrong)
+
+
+@pytest.mark.parametrize("client_id", ["x" * 256, "é" * 128, "a\nb", "\x1b[31mred", "a\x7f", "a\u2028b"])
+@pytest.mark.parametrize(
+    "client",
+    [
+        *CLIENTS, partial(PushConsumer, "g"), partial(AsyncPushConsumer, "g"), ConnectionOptions,
+        partial(TransactionProducer, "g", lambda _: TransactionDecision.COMMIT),
+        partial(AsyncTransactionProducer, "g", lambda _: TransactionDecision.COMMIT),
+    ],
+)  # fmt: skip
+def test_a_name_that_no_broker_takes_or_that_would_tear_a_log_is_refused(client: Callable[..., Any], client_id: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"client_id (has at most 255 octets|is a name that people read in one line), "):
+        client(client_id=client_id)
+
+
+@pytest.mark.parametrize("client_id", ["x" * 255, "é" * 127, "a b@c", "billing@north-1"])
+def test_a_name_that_a_broker_takes_is_taken(client_id: str) -> None:
+    assert PullConsumer("g", client_id=client_id).name is not None
 
 
 def test_a_producer_group_names_the_client_where_nothing_else_does() -> None:

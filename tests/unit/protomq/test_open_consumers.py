@@ -25,6 +25,8 @@ class Clock:
 class Consumer:
     """Its broker takes `takes_s` for an answer; what is left at the limit is not committed."""
 
+    end_call = "close"
+
     def __init__(self, group: str, clock: Clock, takes_s: float = 0.0) -> None:
         self.group = group
         self.limit_s: float | None = None

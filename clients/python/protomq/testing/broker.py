@@ -80,17 +80,22 @@ class Broker:
     @property
     def namesrv(self) -> str:
         """host:port of the name server, for Producer and PullConsumer."""
-        return self._addresses["namesrv"]
+        return self._address("namesrv")
 
     @property
     def grpc_address(self) -> str:
         """host:port of all gRPC services."""
-        return self._addresses["grpc"]
+        return self._address("grpc")
 
     @property
     def remoting_address(self) -> str:
         """host:port of the remoting port."""
-        return self._addresses["remoting"]
+        return self._address("remoting")
+
+    def _address(self, name: str) -> str:
+        if name not in self._addresses:
+            raise RuntimeError("the broker has not been started, or was stopped: it has no address; write `with Broker() as broker:`")
+        return self._addresses[name]
 
     @property
     def data_dir(self) -> Path:
@@ -138,7 +143,10 @@ class Broker:
 
     def _start(self) -> Broker:
         self._end(signal.SIGKILL)  # Of one that died by itself.
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BrokerStartError(f"data_dir {self.data_dir} cannot be used: {error}") from error
         deadline_s = time.monotonic() + self._start_timeout_s
         while True:
             try:
