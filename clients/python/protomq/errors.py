@@ -9,6 +9,7 @@
     │   ├── NoRouteError                no name server answers and no route is known, or the topic has no queue that fits
     │   │   └── BrokerMissingError      a broker was registered and is not any more; `metadata` says since when and why
     │   ├── CompressionError            a codec is not installed, or a body does not decompress within its limit
+    │   ├── NotConfirmedError           what was sent is appended, and neither replicas nor disk confirmed it in time
     │   ├── BatchIncompleteError        some requests of a batch are stored, another failed; `stored` tells which
     │   └── PartialResultError          some of several brokers did not answer; `result` is what the others said
     ├── TransportError                  the network, not the server, is the reason
@@ -99,6 +100,7 @@ __all__ = [
     "NoRouteError",
     "BrokerMissingError",
     "CompressionError",
+    "NotConfirmedError",
     "BatchIncompleteError",
     "PartialResultError",
     "TransportError",
@@ -262,6 +264,18 @@ class CompressionError(ClientError):
     """A codec is not installed, or a body does not decompress within its limit."""
 
     reason = "COMPRESSION"
+
+
+class NotConfirmedError(ClientError):
+    """What was sent was answered FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT: a fail-over or a power cut may take it back.
+
+    Of `TransactionProducer.begin`: nothing is begun, and the half message is rolled back. If the error is not `definite`, the broker has
+    not answered that yet: it may ask the check listener. `metadata`: topic, broker_name, message_id, status.
+    """
+
+    reason = "NOT_CONFIRMED"
+    code = _UNAVAILABLE
+    retriable = True
 
 
 class BatchIncompleteError(ClientError):
