@@ -31,6 +31,7 @@ from ._filters import NO_FILTER, MessageFilter, checked_filter
 from ._late_imports import fork_waits
 from ._name_servers import NameServerList
 from ._offset_calls import by_broker, checked_tags
+from ._outgoing import SendStatus
 from ._pull_answer import PullAnswer, decode_pull_answer
 from ._retry import ONCE, UNTIL_THE_END, Retries
 from ._routes import Routes
@@ -87,12 +88,13 @@ ALL_MESSAGES: Final = Selection()
 
 
 class StoredRecords(NamedTuple):
-    """Where a request was stored: the offset of its first record. `repeated`: it was there already."""
+    """Where a request was stored: the offset of its first record. `repeated`: it was there already. `status`: what is promised."""
 
     queue_id: int
     queue_offset: int
     record_count: int
     repeated: bool
+    status: SendStatus
 
 
 class Calls:
@@ -280,7 +282,7 @@ class Calls:
             self._call(queue, _methods.SEND, payload, timeout_s), pb.SendResponse.FromString
         )
         return StoredRecords(
-            answer.queue_id, answer.queue_offset, answer.record_count, answer.repeated_send
+            answer.queue_id, answer.queue_offset, answer.record_count, answer.repeated_send, SendStatus(answer.status)
         )
 
     # --------------------------------------------------------------------------------------------------------------------
