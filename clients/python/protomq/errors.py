@@ -6,7 +6,7 @@
     │   │   └── WrongTypeError          an argument of the wrong type (also a TypeError)
     │   ├── ClosedError                 the producer, consumer or transport is closed
     │   ├── OffsetIllegalError          a consumer's position is outside its queue, and its `offset_reset` is "error"
-    │   ├── NoRouteError                no name server answers and no route is known, or the topic has no queue that fits
+    │   ├── NoRouteError                no name server answers and no route is known, no queue fits, or all brokers of the topic are away
     │   │   └── BrokerMissingError      a broker was registered and is not any more; `metadata` says since when and why
     │   ├── CompressionError            a codec is not installed, or a body does not decompress within its limit
     │   ├── NotConfirmedError           what was sent is appended, and neither replicas nor disk confirmed it in time
@@ -243,7 +243,11 @@ class OffsetIllegalError(ClientError):
 
 
 class NoRouteError(ClientError):
-    """No name server answers and no route is known, or the topic has no queue that fits."""
+    """No name server answers and no route is known, or the topic has no queue that fits, or all brokers that had it are away.
+
+    These may be back in a moment, or another master is elected: the topic was not deleted. Then `metadata` has missing_brokers, their
+    names with commas.
+    """
 
     reason = "NO_ROUTE"
     code = _UNAVAILABLE
@@ -421,7 +425,7 @@ class NotFoundError(ServerError):
 
 
 class TopicNotFoundError(NotFoundError):
-    """The topic does not exist at that broker or name server."""
+    """The topic does not exist at that broker or name server. While all brokers are away that had it, the error is NoRouteError."""
 
     reason = "TOPIC_NOT_FOUND"
     retriable = True

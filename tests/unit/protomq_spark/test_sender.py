@@ -12,7 +12,7 @@ pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 import pyarrow as pa
 
 from protomq import MessageQueue, SendStatus, _routes
-from protomq.errors import BrokerMissingError, NoRouteError, NotConfirmedError
+from protomq.errors import BrokerMissingError, NoRouteError, NotConfirmedError, TopicNotFoundError
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse
 from protomq.wire.hashing import sharded_index
 from protomq_spark.cluster import Cluster
@@ -203,3 +203,16 @@ def test_a_task_whose_rows_are_not_confirmed_in_time_fails(fake: FakeCluster) ->
     with pytest.raises(NotConfirmedError, match=r"T/a:0.*FLUSH_SLAVE_TIMEOUT") as caught:
         send(brief(fake), rows(), shard_by="none")
     assert not caught.value.definite
+
+
+def test_of_a_topic_whose_brokers_are_all_away_the_error_names_one(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.away = {"a", "b"}
+
+    def away(_: str) -> bytes:
+        raise TopicNotFoundError("no broker has it", metadata={"topic": "T", "missing_brokers": "a, b"})
+
+    monkeypatch.setattr(fake, "_answer_route", away)
+    with pytest.raises(BrokerMissingError, match="broker a is not registered"):
+        brief(fake).write_queues("T")
+    with pytest.raises(NoRouteError, match="no broker has it"):
+        brief(fake).queues(Subscription(topics=("T",)))
