@@ -36,9 +36,8 @@ SYNC_TIMEOUT_MS = 300
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ElectedCluster]:
     folder: Path = tmp_path_factory.mktemp("halves")
-    settings = {"ha": {"sync_timeout_ms": SYNC_TIMEOUT_MS}, "sync_flush_timeout_ms": SYNC_TIMEOUT_MS}
-    election = {"member_timeout_ms": MEMBER_TIMEOUT_MS}
-    with elected_cluster(folder, count=2, election=election, **settings) as running:
+    ha, election = {"sync_timeout_ms": SYNC_TIMEOUT_MS}, {"member_timeout_ms": MEMBER_TIMEOUT_MS}
+    with elected_cluster(folder, count=2, election=election, ha=ha, sync_flush_timeout_ms=SYNC_TIMEOUT_MS) as running:
         with Admin(namesrv=running.namesrv) as admin:
             admin.create_topic("bookings", write_queues=1, read_queues=1)
         yield running

@@ -243,7 +243,7 @@ def say_not_taken(message_id: str, decision: TransactionDecision, error: BaseExc
             logger.error("%s: what was done for it is not told to consumers", _gone_text(message_id, decision))
         return
     if isinstance(error, TransactionEndedError):
-        logger.error("the transaction of message %s was to %s, and has ended otherwise: %s", message_id, decision, error)
+        logger.error("the transaction of message %s is to %s, and has ended otherwise: %s", message_id, decision, error)
         return
     logger.warning(
         "the broker may not know yet that the transaction of message %s is to %s, it will ask: %s",
@@ -285,7 +285,7 @@ def _gone(message_id: str, decision: TransactionDecision, error: ProtomqError) -
 
 def _gone_text(message_id: str, decision: TransactionDecision) -> str:
     return (
-        f"the transaction of message {message_id} was to {decision}, and the broker has none that is open: a fail-over has taken the half "
+        f"the transaction of message {message_id} is to {decision}, and the broker has none that is open: a fail-over has taken the half "
         "message back, its topic was deleted, or it ended long ago. Nobody is asked about it"
     )
 

@@ -188,7 +188,7 @@ def test_work_whose_message_a_fail_over_has_taken_back_ends_with_an_error_that_s
     broker: AskingBroker, do: Send, lost: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     refuse(broker, lost)
-    with pytest.raises(TransactionNotFoundError, match=r"was to COMMIT.*a fail-over has taken.*Nobody is asked.*" + NONE_OPEN) as caught:
+    with pytest.raises(TransactionNotFoundError, match=r"is to COMMIT.*a fail-over has taken.*Nobody is asked.*" + NONE_OPEN) as caught:
         do(broker, lambda _: None)
     assert caught.value.definite is not bool(lost)
     assert "it will ask" not in caplog.text
