@@ -469,8 +469,8 @@ class CallerGoneError(NotFoundError):
 
 
 class TransactionNotFoundError(NotFoundError):
-    """The handle names no open transaction. There never was one, its topic was deleted, or it ended before the last 100,000 endings
-    that the broker remembers.
+    """The handle names no open transaction. There never was one, its topic was deleted, a fail-over took its half message back, or it
+    ended before the last 100,000 endings that the broker remembers. No broker asks about it.
     """
 
     reason = "TRANSACTION_NOT_FOUND"
