@@ -469,7 +469,7 @@ class CallerGoneError(NotFoundError):
 
 
 class TransactionNotFoundError(NotFoundError):
-    """The handle names no open transaction. There never was one, its topic was deleted, a fail-over took its half message back, or it
+    """The handle names no open transaction. There never was one, its topic was deleted, or a fail-over took its half message back. Or it
     ended before the last 100,000 endings that the broker remembers. No broker asks about it.
     """
 
