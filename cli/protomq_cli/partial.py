@@ -89,11 +89,11 @@ class Missing:
 
     def queues(self, consumer: PullConsumer, topic: str) -> tuple[MessageQueue, ...]:
         """The queues of a topic. Where nobody knows it, one that does not answer may: then its error is raised."""
-        from protomq.errors import TopicNotFoundError
+        from protomq.errors import NoRouteError, TopicNotFoundError
 
         try:
             return consumer.queues(topic)
-        except TopicNotFoundError:
+        except (NoRouteError, TopicNotFoundError):
             self.raise_first()
             raise
 

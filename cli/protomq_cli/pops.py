@@ -76,7 +76,7 @@ def pop(
       protomq pop flights -G clerks             32 messages
       protomq pop flights -G clerks --keep      and give them to others later
     """
-    from protomq.errors import TopicNotFoundError
+    from protomq.errors import NoRouteError, TopicNotFoundError
 
     missing = Missing()
     is_last_look = False
@@ -99,7 +99,7 @@ def pop(
                     module=module,
                     fifo=fifo,
                 )
-            except TopicNotFoundError as error:
+            except (NoRouteError, TopicNotFoundError) as error:
                 raise why_no_route(namesrv, DEFAULT_TIMEOUT_S, topic, error) from error
             for message in messages:
                 printer.print(message)

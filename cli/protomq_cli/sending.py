@@ -31,7 +31,7 @@ from protomq_cli.units import format_size
 
 if TYPE_CHECKING:
     from protomq import MessageQueue, SendResult
-    from protomq.errors import TopicNotFoundError
+    from protomq.errors import NoRouteError, TopicNotFoundError
 
 _SENT_COLUMNS: Final = {
     "topic": 16, "broker": 16, "queue_id": 8, "queue_offset": 12, "status": 12, "message_id": 40,
@@ -114,7 +114,12 @@ def send(
       seq 1000 | protomq send numbers
     """
     from protomq import BatchResult, OutgoingMessage, SendStatus
-    from protomq.errors import BatchIncompleteError, TopicNotFoundError, TransportError
+    from protomq.errors import (
+        BatchIncompleteError,
+        NoRouteError,
+        TopicNotFoundError,
+        TransportError,
+    )
 
     if body is not None and file is not None:
         raise typer.BadParameter("give a body or --file, not both")
@@ -180,7 +185,7 @@ def send(
                     # Whoever sends the others again has to know these.
                     show(BatchResult(error.stored))
                     raise
-                except TopicNotFoundError as error:
+                except (NoRouteError, TopicNotFoundError) as error:
                     raise why_no_route(namesrv, timeout, topic, error) from error
                 except TransportError as error:
                     name_broker(error, broker)
@@ -345,11 +350,13 @@ def _choose_queues(
 
 
 def why_no_route(
-    namesrv: str | None, timeout_s: float, topic: str, error: TopicNotFoundError
+    namesrv: str | None, timeout_s: float, topic: str, error: NoRouteError | TopicNotFoundError
 ) -> Exception:
     """The error itself, or the better one if a broker that had the topic is missing."""
-    from protomq.errors import ProtomqError
+    from protomq.errors import NoRouteError, ProtomqError
 
+    if isinstance(error, NoRouteError) and not error.metadata.get("missing_brokers"):
+        return error  # No name server answers, or the topic has no queue.
     try:
         with open_admin(namesrv, timeout_s) as admin:
             return next((gone.error for gone in admin.missing_brokers(topic)), error)

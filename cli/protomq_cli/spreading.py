@@ -94,12 +94,16 @@ def spread_to(
 
 
 def _brokers_of(admin: Admin, calls: Calls, topic: str) -> set[str]:
-    from protomq.errors import TopicNotFoundError
+    from protomq.errors import NoRouteError, TopicNotFoundError
 
     gone = {one.broker.broker_name for one in admin.missing_brokers(topic)}
     try:
         route = calls.route(topic)
     except TopicNotFoundError:
+        return gone
+    except NoRouteError as error:
+        if not error.metadata.get("missing_brokers"):
+            raise
         return gone
     return gone if route.auto_create else gone.union(queue.broker_name for queue in (*route.read_queues, *route.write_queues))
 

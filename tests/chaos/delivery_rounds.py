@@ -9,7 +9,8 @@ of the producers of transactions.
     F2   what was delayed, and answered so, stands in its queue once
     F3   what is delayed, by a time or by a level, comes at most LATE_S late, and as long as its brokers were away
     F4   a recall that won: never delivered; one that lost: delivered
-    E1   a transaction that ended as committed is delivered, and stands in its queue once
+    E1   a transaction that ended as committed is delivered, and stands in its queue once. Work is done for half messages that all copies
+         in sync have, and for no other; none of these is taken back
     E2   one that was rolled back is never delivered
     E3   a first decision is final: the other one is refused, and the same one is answered, however late
     E5   a transaction that nobody decided is asked about until somebody does, whichever producer of the group that is
@@ -50,7 +51,13 @@ from protomq import (
     TransactionDecision,
     TransactionProducer,
 )
-from protomq.errors import ProtomqError, TopicNotFoundError, TransactionEndedError
+from protomq.errors import (
+    NoRouteError,
+    ProtomqError,
+    TopicNotFoundError,
+    TransactionEndedError,
+    TransactionNotFoundError,
+)
 
 from .broker_places import LATER_S, OpenPlace, Place, is_acknowledged, standalone
 from .checker import Violation
@@ -287,7 +294,7 @@ def _dead_letters(place: Place, group: str, wanted: set[bytes]) -> list[Message]
                 if not reader.assignment():
                     reader.subscribe(f"%DLQ%{group}")
                 found += reader.poll(0.5)
-            except TopicNotFoundError:
+            except (NoRouteError, TopicNotFoundError):
                 time.sleep(0.2)
         return found + (reader.poll(1.0) if found else [])
 
@@ -577,16 +584,24 @@ def transaction_rounds(seed: int, rounds: int, folder: Path, open_place: OpenPla
                         end_late(producer, half, other)
                     late = [each for each in late if each[0] >= time.monotonic()]
 
-                    def work(_: SendResult, said: TransactionDecision = decision) -> TransactionDecision:
+                    done: list[SendResult] = []
+
+                    def work(half: SendResult, said: TransactionDecision = decision, into: list[SendResult] = done) -> TransactionDecision:
+                        into.append(half)
                         return said
 
                     try:
                         told = producer.send(topic, body, execute=work)
                     except ProtomqError as error:
-                        if error.definite and isinstance(error, TransactionEndedError):
+                        if done and error.definite and isinstance(error, TransactionEndedError):
                             world.say("E3", f"{body!r}: {error}")
+                        if done and isinstance(error, TransactionNotFoundError):
+                            world.say("E1", f"the work for {body!r} was done, and its half message is not there: {error}")
                         continue
-                    if not is_acknowledged(told.half):
+                    if bool(done) != is_acknowledged(told.half):
+                        world.say("E1", f"{told.half!r}: its work was {'done' if done else 'not done'}")
+                    if not done:
+                        world.count("halves that were not confirmed")
                         continue
                     world.count("halves")
                     halves.add(body)

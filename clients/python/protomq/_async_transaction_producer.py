@@ -34,20 +34,23 @@ from ._transactions import (
     TransactionResult,
     decision_of,
     end_steps,
+    is_unconfirmed,
     listener_decision,
     may_be_stored,
     new_end,
+    not_begun,
     note_not_taken,
     refuse_never_run,
     result_of,
     say_listener_failed,
     say_not_taken,
     say_not_told,
+    say_unconfirmed,
     topic_in_turn,
     wait_steps,
 )
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
-from .errors import ClosedError, ConfigurationError, ProtomqError
+from .errors import ClosedError, ConfigurationError, ProtomqError, TransactionNotFoundError
 
 if TYPE_CHECKING:
 
@@ -139,6 +142,8 @@ class AsyncTransaction:
             return
         try:
             await self.roll_back()
+        except TransactionNotFoundError as gone:  # Nobody gets the message: that was wanted.
+            say_not_taken(self.message_id, TransactionDecision.ROLL_BACK, gone)
         except ProtomqError:  # the error that ended the block counts
             logger.exception("the transaction of message %s was not rolled back", self.message_id)
 
@@ -242,16 +247,20 @@ class AsyncTransactionProducer(OfOneProcess):
         assert isinstance(half, HalfResult)
         if half.queue.topic not in self._listening.get(half.queue.broker_name, ()):
             self._listen_to(half.queue)
-        try:
-            returned = execute(half)
-            if returned is not None and inspect.isawaitable(returned):
-                returned = await returned
-            if returned is not None:
-                refuse_never_run(returned)
-        except Exception:
-            await self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
-            raise
-        decision = _COMMIT if returned is None else decision_of(returned)
+        if is_unconfirmed(half):
+            say_unconfirmed(half, self._seldom)
+            decision = TransactionDecision.ROLL_BACK
+        else:
+            try:
+                returned = execute(half)
+                if returned is not None and inspect.isawaitable(returned):
+                    returned = await returned
+                if returned is not None:
+                    refuse_never_run(returned)
+            except Exception:
+                await self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
+                raise
+            decision = _COMMIT if returned is None else decision_of(returned)
         is_ended = False
         if not wait_for_end:
             told = self._tell_end(half, decision, timeout_s)
@@ -263,7 +272,7 @@ class AsyncTransactionProducer(OfOneProcess):
                 await self._ended(half, decision, timeout_s)
                 is_ended = True
             except ProtomqError as error:
-                note_not_taken(half.message_id, decision, error)
+                is_ended = note_not_taken(half.message_id, decision, error)
         return result_of(half, decision, is_ended)
 
     async def begin(
@@ -282,6 +291,8 @@ class AsyncTransactionProducer(OfOneProcess):
             raise
         assert isinstance(half, HalfResult)
         self._listen_to(half.queue)
+        if is_unconfirmed(half):
+            raise not_begun(half, await self._try_to_end(half, TransactionDecision.ROLL_BACK, settings.get("timeout_s")))
         return AsyncTransaction(self, half)
 
     async def end(
@@ -335,14 +346,13 @@ class AsyncTransactionProducer(OfOneProcess):
     async def _try_to_end(
         self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
     ) -> bool:
-        """Whether the broker took the decision; it asks later if it did not."""
+        """Whether it has ended so; the broker asks later if it has not."""
         if decision is TransactionDecision.UNKNOWN:
             return False
         try:
             await self._ended(half, decision, timeout_s)
         except ProtomqError as error:
-            note_not_taken(half.message_id, decision, error)
-            return False
+            return note_not_taken(half.message_id, decision, error)
         return True
 
     def _tell_end(

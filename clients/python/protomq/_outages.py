@@ -9,10 +9,15 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from typing import Final
 
+from ._retry import is_away
 from .errors import NoRouteError, ProtomqError, ServerError, TopicNotFoundError, TransportError
 
 logger = logging.getLogger("protomq")
+
+NAME_SERVERS: Final = "the name server"
+"""In the log."""
 
 
 class Outages:
@@ -35,11 +40,14 @@ class Outages:
         """
         if self.is_no_news(topic, error):
             return
-        if not isinstance(error, TransportError | NoRouteError):
+        is_no_broker_there = peer == NAME_SERVERS and is_away(error)
+        if is_no_broker_there or not isinstance(error, TransportError | NoRouteError):
             peer = _about(peer, topic)
         if peer not in self._since_s:
             self._since_s[peer] = self._clock()
-            if isinstance(error, ServerError):
+            if is_no_broker_there:
+                what = "knows of no broker that is there"
+            elif isinstance(error, ServerError):
                 what = f"answers {error.reason}"
             else:
                 what = "does not answer"

@@ -44,7 +44,7 @@ from ._late_imports import fork_waits
 from ._late_pops import HandOut, LatePop, LatePops
 from ._message import Message
 from ._offset_calls import checked_tags
-from ._outages import Outages
+from ._outages import NAME_SERVERS, Outages
 from ._permitted import nothing_to_read
 from ._pop_race import CALL_EXTRA_S, PopRace
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
@@ -61,7 +61,6 @@ from ._retry import (
     is_away,
 )
 from ._route_looks import LOOK_S
-from ._routes import NAME_SERVERS
 from ._send_back import attempt_fields, error_text, send_back_steps
 from ._steps import CallServer, Each, ForgetRoute, GetRoute, Pause, Race, Steps
 from ._types import Body, BrokerAddress, MessageQueue, PoppedQueue, PullStatus, Route
@@ -77,7 +76,6 @@ from .errors import (
     RequestTimeoutError,
     StaleReceiptError,
     StoreFailedError,
-    TopicNotFoundError,
     TopicRecreatedError,
     TransportError,
     UnknownMethodError,
@@ -310,7 +308,7 @@ class PopSteps:
                 route, names = yield from self._names(wish)
             except ProtomqError as error:
                 self._check_open()
-                if not isinstance(error, TopicNotFoundError) or not is_away(error):
+                if not is_away(error):
                     raise
                 self._outages.failed(NAME_SERVERS, wish.topic, error)
                 failed[NAME_SERVERS] = error
@@ -338,8 +336,9 @@ class PopSteps:
                     return []
                 continue
             for failure in failures:
-                # No route: the queue's broker is a wrong one, or no name server answers.
-                if not passes(failure) or (left_s <= 0 and isinstance(failure, NoRouteError)):
+                # No route: the queue's broker is a wrong one, or no name server answers. Brokers that are away are waited for.
+                is_lost = isinstance(failure, NoRouteError) and not is_away(failure)
+                if not passes(failure) or (left_s <= 0 and is_lost):
                     raise failure
             if left_s <= 0:
                 if all(isinstance(failure, StoreFailedError) for failure in failures):

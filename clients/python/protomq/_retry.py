@@ -243,8 +243,16 @@ class RetryPlan:
 
 
 def is_away(error: Exception) -> bool:
-    """Whether the name server knows brokers that had the topic, and are not registered now: they restart, or another one is elected."""
-    return isinstance(error, TopicNotFoundError) and bool(error.metadata.get("missing_brokers"))
+    """Whether the name server knows brokers that had the topic, and are not registered now: they restart, or another one is elected.
+
+    It says so as TOPIC_NOT_FOUND; callers get `away_error`.
+    """
+    return isinstance(error, TopicNotFoundError | NoRouteError) and bool(error.metadata.get("missing_brokers"))
+
+
+def away_error(error: ProtomqError) -> NoRouteError:
+    """What callers hear of that: the topic is there, as far as is known, and nobody has deleted it."""
+    return NoRouteError(error.message, metadata=error.metadata)
 
 
 def is_denial(error: ProtomqError) -> bool:

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Final
 from . import _methods
 from ._decoding import decoded
 from ._name_servers import NameServerList, ask_all, ask_one
-from ._outages import Outages
-from ._retry import is_away
+from ._outages import NAME_SERVERS, Outages
+from ._retry import away_error, is_away
 from ._steps import Driver, Steps
 from ._transport_options import SOON
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, Route
@@ -71,8 +71,6 @@ KNOWN_WAIT_S: Final = 0.5
 """For which a look-up holds up a caller that has a route. A name server and a broker may be gone together; others take sends."""
 PAGE_SIZE: Final = 1000
 """Entries of a list in one answer."""
-NAME_SERVERS: Final = "the name server"
-"""In the log."""
 
 @dataclass(slots=True)
 class _Entry:
@@ -414,7 +412,11 @@ class RouteBook:
         except Exception as error:  # Also one that is no ProtomqError: there are no threads for gRPC, say.
             with self._own_lock():
                 known = self._cache.failed(topic, error, time.monotonic())
-            if known is None or not isinstance(error, ProtomqError):
+            if not isinstance(error, ProtomqError):
+                raise
+            if known is None and is_away(error):
+                raise away_error(error) from error
+            if known is None:
                 raise
             if not isinstance(error, ClosedError):
                 self._outages.failed(NAME_SERVERS, topic, error)
@@ -440,7 +442,8 @@ class Routes(RouteBook):
     def get(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
         """The route of a topic.
 
-        Raises TopicNotFoundError (it does not exist and is not made on the first send) or NoRouteError.
+        Raises TopicNotFoundError (it does not exist and is not made on the first send) or NoRouteError: no name server answers. Or it
+        says that all brokers are away that had the topic.
         """
         now_s = time.monotonic()
         route = self._cache.fresh(topic, now_s)  # A read of a dict: needs no lock.

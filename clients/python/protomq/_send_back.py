@@ -17,7 +17,7 @@ from ._decoding import decoded
 from ._delays import checked_delay_s
 from ._late_imports import fork_waits
 from ._message import Message
-from ._retry import CALL, Retries
+from ._retry import CALL, Retries, is_away
 from ._steps import ForgetRoute, GetRoute, Pause, Steps
 from ._types import DelayLevel, MessageQueue
 from .errors import (
@@ -25,6 +25,7 @@ from .errors import (
     CorruptMessageError,
     InvalidArgumentError,
     NoRouteError,
+    ProtomqError,
     TopicNotFoundError,
     WrongTypeError,
 )
@@ -323,7 +324,9 @@ def retry_topic_steps(
         try:
             route = yield GetRoute(wanted, timeout_s)
             missing = set(brokers) - {queue.broker_name for queue in route.read_queues}
-        except TopicNotFoundError:
+        except ProtomqError as error:
+            if not isinstance(error, TopicNotFoundError) and not is_away(error):
+                raise
             missing = set(brokers)
         if not missing:
             return wanted

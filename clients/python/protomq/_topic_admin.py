@@ -18,9 +18,10 @@ from ._admin_values import (
     topic_of_config,
 )
 from ._checks import OFFSET_MAX, check_count, check_flag, check_topic
+from ._retry import is_away
 from ._types import MessageQueue, Permission, QueueRange, TopicType
 from ._warnings import warn
-from .errors import ProtomqError, TopicNotFoundError, WrongTypeError
+from .errors import NoRouteError, ProtomqError, TopicNotFoundError, WrongTypeError
 from .wire.topics import QUEUES_MAX
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ def _brokers_of(admin: AdminCalls, topic: str) -> Collection[str]:
     try:
         route = admin._routes.get(topic, admin._request_timeout_s)
     except TopicNotFoundError:
+        return ()
+    except NoRouteError as error:
+        if not is_away(error):
+            raise
         return ()
     return () if route.auto_create else route.brokers
 

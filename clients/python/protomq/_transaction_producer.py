@@ -33,19 +33,22 @@ from ._transactions import (
     TransactionResult,
     decision_of,
     end_steps,
+    is_unconfirmed,
     listener_decision,
     may_be_stored,
+    not_begun,
     note_not_taken,
     refuse_never_run,
     result_of,
     say_listener_failed,
     say_not_taken,
     say_not_told,
+    say_unconfirmed,
     topic_in_turn,
     wait_steps,
 )
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
-from .errors import ClosedError, ConfigurationError, ProtomqError
+from .errors import ClosedError, ConfigurationError, ProtomqError, TransactionNotFoundError
 
 if TYPE_CHECKING:
 
@@ -140,6 +143,8 @@ class Transaction:
             return
         try:
             self.roll_back()
+        except TransactionNotFoundError as gone:  # Nobody gets the message: that was wanted.
+            say_not_taken(self.message_id, TransactionDecision.ROLL_BACK, gone)
         except ProtomqError:  # the error that ended the block counts
             logger.exception("the transaction of message %s was not rolled back", self.message_id)
 
@@ -239,21 +244,29 @@ class TransactionProducer(OfOneProcess):
         `wait_for_end`: False returns once the decision is on its way, as RocketMQ's client does; one that is not taken is logged, and the
         broker asks. An exception of `execute` is raised when the broker has taken the roll-back, whatever this says.
 
+        Where the half message is answered FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT, a fail-over or a power cut may take it back. Then
+        `execute` is not called, and the transaction is rolled back: the result has that status and ROLL_BACK. Send again.
+
         `settings`: all else that `Producer.send` takes, `key` and so on. Raises what that raises: then `execute` was not called.
-        TransactionEndedError if somebody else ended it otherwise.
+        TransactionEndedError if somebody else ended it otherwise. TransactionNotFoundError if the work is done, and no broker has the
+        message to be committed: a fail-over has taken it back, say. Nobody asks about it then.
         """
         self._execute_checks.check(execute)
         check_flag("wait_for_end", wait_for_end)
         half, timeout_s = self._begin(topic, body, settings), settings.get("timeout_s")
-        try:
-            returned = execute(half)
-            if returned is not None:
-                refuse_never_run(returned)
-        except Exception:
-            # Another BaseException is an interrupt: it may have come right behind the commit of the local work.
-            self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
-            raise
-        decision = decision_of(returned)
+        if is_unconfirmed(half):
+            say_unconfirmed(half, self._seldom)
+            decision = TransactionDecision.ROLL_BACK
+        else:
+            try:
+                returned = execute(half)
+                if returned is not None:
+                    refuse_never_run(returned)
+            except Exception:
+                # Another BaseException is an interrupt: it may have come right behind the commit of the local work.
+                self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
+                raise
+            decision = decision_of(returned)
         if wait_for_end:
             is_ended = self._try_to_end(half, decision, timeout_s)
         else:
@@ -267,8 +280,14 @@ class TransactionProducer(OfOneProcess):
         body: Body = b"",
         **settings: Unpack[SendSettings],
     ) -> Transaction:
-        """Sends a half message, to be committed or rolled back by the caller. Takes and raises what `Producer.send` does."""
-        return Transaction(self, self._begin(topic, body, settings))
+        """Sends a half message, to be committed or rolled back by the caller. Takes and raises what `Producer.send` does.
+
+        NotConfirmedError where it is answered FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT: it is rolled back, and no work is to be done.
+        """
+        half = self._begin(topic, body, settings)
+        if is_unconfirmed(half):
+            raise not_begun(half, self._try_to_end(half, TransactionDecision.ROLL_BACK, settings.get("timeout_s")))
+        return Transaction(self, half)
 
     def _begin(
         self, topic: str | OutgoingMessage, body: Body, settings: SendSettings
@@ -334,14 +353,13 @@ class TransactionProducer(OfOneProcess):
     def _try_to_end(
         self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
     ) -> bool:
-        """Whether the broker took the decision; it asks later if it did not."""
+        """Whether it has ended so; the broker asks later if it has not."""
         if decision is TransactionDecision.UNKNOWN:
             return False
         try:
             self.end(half, decision, timeout_s=timeout_s)
         except ProtomqError as error:
-            note_not_taken(half.message_id, decision, error)
-            return False
+            return note_not_taken(half.message_id, decision, error)
         return True
 
     def _tell_end(

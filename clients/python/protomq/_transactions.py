@@ -21,7 +21,7 @@ from ._decoding import decoded
 from ._fields import field_values
 from ._message import Message
 from ._methods import END_TRANSACTION, WAIT_FOR_CHECKS
-from ._outgoing import SendResult
+from ._outgoing import SendResult, SendStatus
 from ._retry import UNTIL_THE_END
 from ._seldom import SaidSeldom
 from ._steps import CallServer, Steps
@@ -29,8 +29,11 @@ from ._types import BrokerAddress, MessageQueue
 from .errors import (
     ClosedError,
     ConfigurationError,
+    NotConfirmedError,
     ProtocolError,
     ProtomqError,
+    TransactionEndedError,
+    TransactionNotFoundError,
     WrongTypeError,
     error_from_status,
 )
@@ -86,9 +89,10 @@ class TransactionResult:
 
     Attributes:
         half: where the half message was stored.
-        decision: what the local work said.
-        is_ended: whether the broker has taken that decision. If not, it asks later: see `TransactionProducer`. False, too, where
-            `wait_for_end` was: then it is not known yet.
+        decision: what the local work said. ROLL_BACK, too, where `half.status` is FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT: then there
+            was no local work.
+        is_ended: whether the broker has taken that decision, or no broker has what was to be rolled back. If not, it asks later: see
+            `TransactionProducer`. False, too, where `wait_for_end` was: then it is not known yet.
     """
 
     half: SendResult
@@ -111,6 +115,8 @@ def result_of(half: SendResult, decision: TransactionDecision, is_ended: bool) -
     return result
 
 
+_SEND_OK: Final = SendStatus.SEND_OK
+_UNCONFIRMED: Final = (SendStatus.FLUSH_SLAVE_TIMEOUT, SendStatus.FLUSH_DISK_TIMEOUT)
 _DECISIONS: Final = {decision: bytes((0x10, decision)) for decision in TransactionDecision}
 """The field of a decision; none of those that are told is the default."""
 _TAKEN_HEAD: Final = bytes((0x0A, MESSAGE_ID_LENGTH + 2, 0x22, MESSAGE_ID_LENGTH))
@@ -196,8 +202,49 @@ def say_listener_failed(check: TransactionCheck, error: BaseException, seldom: S
         )  # fmt: skip
 
 
+def is_unconfirmed(half: SendResult) -> bool:
+    """Whether a fail-over, or a power cut, may take back a half message: no local work is done for it.
+
+    SLAVE_NOT_AVAILABLE is not meant: all copies that may lead next have the message. A master that is alone goes on as its settings say.
+    """
+    status = half.status
+    return status is not _SEND_OK and status in _UNCONFIRMED
+
+
+def say_unconfirmed(half: SendResult, seldom: SaidSeldom) -> None:
+    """While a replica is silent, each half message is answered so."""
+    if seldom.is_due(half.status.name):
+        logger.warning(
+            "the half message %s was answered %s. The local work is not done, and it is rolled back (a further one is not logged for a "
+            "minute)",
+            half.message_id, half.status.name,
+        )  # fmt: skip
+
+
+def not_begun(half: SendResult, is_ended: bool) -> NotConfirmedError:
+    """For a caller whose local work is to begin. `is_ended`: whether the half message is known to be rolled back."""
+    what = "is rolled back" if is_ended else "is to be rolled back: the broker may not know yet, and ask the check listener"
+    error = NotConfirmedError(
+        f"the half message was answered {half.status.name}, so no transaction is begun: it {what}",
+        metadata={
+            "topic": half.queue.topic, "broker_name": half.queue.broker_name, "message_id": half.message_id, "status": half.status.name,
+        },
+    )  # fmt: skip
+    error.definite = is_ended
+    return error
+
+
 def say_not_taken(message_id: str, decision: TransactionDecision, error: BaseException) -> None:
     """A decision that the broker did not take, or may not have."""
+    if isinstance(error, TransactionNotFoundError):
+        if decision is TransactionDecision.ROLL_BACK:
+            logger.info("%s", _gone_text(message_id, decision))
+        else:
+            logger.error("%s: what was done for it is not told to consumers", _gone_text(message_id, decision))
+        return
+    if isinstance(error, TransactionEndedError):
+        logger.error("the transaction of message %s is to %s, and has ended otherwise: %s", message_id, decision, error)
+        return
     logger.warning(
         "the broker may not know yet that the transaction of message %s is to %s, it will ask: %s",
         message_id,
@@ -215,11 +262,32 @@ def say_not_told(count: int, why: str) -> None:
     )  # fmt: skip
 
 
-def note_not_taken(message_id: str, decision: TransactionDecision, error: ProtomqError) -> None:
-    """The broker asks later. Raises the error where asking again would be answered alike: not where the producer was closed meanwhile."""
-    if error.definite and not error.retriable and not isinstance(error, ClosedError):
+def note_not_taken(message_id: str, decision: TransactionDecision, error: ProtomqError) -> bool:
+    """Whether the transaction has ended all the same: no broker has what was to be rolled back. Otherwise the broker asks later.
+
+    Raises the error where asking again would be answered alike: not where the producer was closed meanwhile. A lost answer to an earlier
+    try does not explain that there is no such transaction: the broker remembers what it has ended.
+    """
+    is_gone = isinstance(error, TransactionNotFoundError)
+    if is_gone and decision is TransactionDecision.COMMIT:
+        raise _gone(message_id, decision, error)
+    if error.definite and not error.retriable and not is_gone and not isinstance(error, ClosedError):
         raise error
     say_not_taken(message_id, decision, error)
+    return is_gone
+
+
+def _gone(message_id: str, decision: TransactionDecision, error: ProtomqError) -> TransactionNotFoundError:
+    gone = TransactionNotFoundError(f"{_gone_text(message_id, decision)}. The broker: {error.message}", metadata=error.metadata)
+    gone.definite = error.definite
+    return gone
+
+
+def _gone_text(message_id: str, decision: TransactionDecision) -> str:
+    return (
+        f"the transaction of message {message_id} is to {decision}, and the broker has none that is open: a fail-over has taken the half "
+        "message back, its topic was deleted, or it ended long ago. Nobody is asked about it"
+    )
 
 
 def end_steps(

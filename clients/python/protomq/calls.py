@@ -31,13 +31,14 @@ from ._filters import NO_FILTER, MessageFilter, checked_filter
 from ._late_imports import fork_waits
 from ._name_servers import NameServerList
 from ._offset_calls import by_broker, checked_tags
+from ._outgoing import SendStatus
 from ._pull_answer import PullAnswer, decode_pull_answer
-from ._retry import ONCE, UNTIL_THE_END, Retries
+from ._retry import ONCE, UNTIL_THE_END, Retries, is_away
 from ._routes import Routes
 from ._steps import Block, Driver, Steps
 from ._transport import SyncTransport
 from ._types import MessageQueue, MethodInfo, PullStatus, QueueRange, Route
-from .errors import NoRouteError, ProtomqError, TopicNotFoundError
+from .errors import NoRouteError, ProtocolError, ProtomqError, TopicNotFoundError
 
 __all__ = [
     "ALL_MESSAGES",
@@ -87,12 +88,13 @@ ALL_MESSAGES: Final = Selection()
 
 
 class StoredRecords(NamedTuple):
-    """Where a request was stored: the offset of its first record. `repeated`: it was there already."""
+    """Where a request was stored: the offset of its first record. `repeated`: it was there already. `status`: what is promised."""
 
     queue_id: int
     queue_offset: int
     record_count: int
     repeated: bool
+    status: SendStatus
 
 
 class Calls:
@@ -133,8 +135,8 @@ class Calls:
     def route(self, topic: str, *, timeout_s: float | None = None) -> Route:
         """The route as it is cached (30 s at most), or as the name server answers when asked once.
 
-        Raises TopicNotFoundError; but NoRouteError, which may pass, while no broker is there at all: then a topic that is not known need
-        not be missing.
+        Raises TopicNotFoundError; but NoRouteError, which may pass, while all brokers are away that had the topic. So it does while no
+        broker is there: then a topic that is not known need not be missing.
         """
         try:
             return self._routes.get(topic, timeout_s or self.timeout_s)
@@ -150,6 +152,10 @@ class Calls:
         try:
             return self._routes.get(topic, self.timeout_s)
         except TopicNotFoundError:
+            return None
+        except NoRouteError as error:
+            if not is_away(error):
+                raise
             return None
 
     def forget_route(self, topic: str) -> None:
@@ -279,9 +285,11 @@ class Calls:
         answer = decoded(
             self._call(queue, _methods.SEND, payload, timeout_s), pb.SendResponse.FromString
         )
-        return StoredRecords(
-            answer.queue_id, answer.queue_offset, answer.record_count, answer.repeated_send
-        )
+        try:
+            status = SendStatus(answer.status)
+        except ValueError as error:
+            raise ProtocolError(f"the answer to a send does not parse: {error}") from error
+        return StoredRecords(answer.queue_id, answer.queue_offset, answer.record_count, answer.repeated_send, status)
 
     # --------------------------------------------------------------------------------------------------------------------
 

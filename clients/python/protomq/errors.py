@@ -6,9 +6,10 @@
     │   │   └── WrongTypeError          an argument of the wrong type (also a TypeError)
     │   ├── ClosedError                 the producer, consumer or transport is closed
     │   ├── OffsetIllegalError          a consumer's position is outside its queue, and its `offset_reset` is "error"
-    │   ├── NoRouteError                no name server answers and no route is known, or the topic has no queue that fits
+    │   ├── NoRouteError                no name server answers and no route is known, no queue fits, or all brokers of the topic are away
     │   │   └── BrokerMissingError      a broker was registered and is not any more; `metadata` says since when and why
     │   ├── CompressionError            a codec is not installed, or a body does not decompress within its limit
+    │   ├── NotConfirmedError           what was sent is appended, and neither replicas nor disk confirmed it in time
     │   ├── BatchIncompleteError        some requests of a batch are stored, another failed; `stored` tells which
     │   └── PartialResultError          some of several brokers did not answer; `result` is what the others said
     ├── TransportError                  the network, not the server, is the reason
@@ -99,6 +100,7 @@ __all__ = [
     "NoRouteError",
     "BrokerMissingError",
     "CompressionError",
+    "NotConfirmedError",
     "BatchIncompleteError",
     "PartialResultError",
     "TransportError",
@@ -241,7 +243,11 @@ class OffsetIllegalError(ClientError):
 
 
 class NoRouteError(ClientError):
-    """No name server answers and no route is known, or the topic has no queue that fits."""
+    """No name server answers and no route is known, or the topic has no queue that fits, or all brokers that had it are away.
+
+    These may be back in a moment, or another master is elected: the topic was not deleted. Then `metadata` has missing_brokers, their
+    names with commas.
+    """
 
     reason = "NO_ROUTE"
     code = _UNAVAILABLE
@@ -262,6 +268,18 @@ class CompressionError(ClientError):
     """A codec is not installed, or a body does not decompress within its limit."""
 
     reason = "COMPRESSION"
+
+
+class NotConfirmedError(ClientError):
+    """What was sent was answered FLUSH_SLAVE_TIMEOUT or FLUSH_DISK_TIMEOUT: a fail-over or a power cut may take it back.
+
+    Of `TransactionProducer.begin`: nothing is begun, and the half message is rolled back. If the error is not `definite`, the broker has
+    not answered that yet: it may ask the check listener. `metadata`: topic, broker_name, message_id, status.
+    """
+
+    reason = "NOT_CONFIRMED"
+    code = _UNAVAILABLE
+    retriable = True
 
 
 class BatchIncompleteError(ClientError):
@@ -407,7 +425,7 @@ class NotFoundError(ServerError):
 
 
 class TopicNotFoundError(NotFoundError):
-    """The topic does not exist at that broker or name server."""
+    """The topic does not exist at that broker or name server. While all brokers are away that had it, the error is NoRouteError."""
 
     reason = "TOPIC_NOT_FOUND"
     retriable = True
@@ -451,8 +469,8 @@ class CallerGoneError(NotFoundError):
 
 
 class TransactionNotFoundError(NotFoundError):
-    """The handle names no open transaction. There never was one, its topic was deleted, or it ended before the last 100,000 endings
-    that the broker remembers.
+    """The handle names no open transaction. There never was one, its topic was deleted, or a fail-over took its half message back. Or it
+    ended before the last 100,000 endings that the broker remembers. No broker asks about it.
     """
 
     reason = "TRANSACTION_NOT_FOUND"

@@ -73,7 +73,12 @@ class Cluster:
 
         def attempt() -> _T:
             gone = self._missing(topics)
-            found = look()
+            try:
+                found = look()
+            except NoRouteError as error:
+                for broker in gone:  # Who is away, since when and why, says more.
+                    raise broker.error from error
+                raise
             # One that has gone since is as little in it as one that has just come.
             for broker in gone or self._missing(topics):
                 raise broker.error

@@ -35,8 +35,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from protomq import MessageQueue
-from protomq.errors import ProducerIdTakenError
+from protomq import MessageQueue, SendStatus
+from protomq.errors import NotConfirmedError, ProducerIdTakenError
 from protomq.records import make_compressor
 
 from .cluster import Cluster
@@ -47,6 +47,8 @@ from .rows import Place, Rows, parse_queue, windows
 logger = logging.getLogger("protomq_spark")
 
 REQUESTS_IN_FLIGHT: Final = 4
+_UNCONFIRMED: Final = (SendStatus.FLUSH_SLAVE_TIMEOUT, SendStatus.FLUSH_DISK_TIMEOUT)
+"""A fail-over, or a power cut, may take such rows back."""
 SEQUENCES_PER_BATCH: Final = 1 << 32
 
 
@@ -201,10 +203,26 @@ class RowSender:
     # -- one request, on a thread of the pool --------------------------------------------------------------------------------
 
     def _send_one(self, request: _Request) -> bool:
-        """Whether it was stored already. The same bytes go to the same broker until it answers or the time is over."""
-        queue = request.queue
+        """Whether it was stored already. The same bytes go to the same broker until it answers, and confirms, or the time is over."""
+        queue, calls = request.queue, self.cluster.calls
+        deadline_s = time.monotonic() + calls.timeout_s
+        repeated: list[bool] = []
+
+        def attempt() -> bool:
+            stored = calls.send(queue, *request.encoded.payload, timeout_s=max(deadline_s - time.monotonic(), 0.001))
+            repeated.append(stored.repeated)
+            # Spark writes down that the rows are stored. A repeat is recognised, and waits for replicas and disk once more.
+            if self.options.wait_store_ok and stored.status in _UNCONFIRMED:
+                error = NotConfirmedError(
+                    f"{queue.topic}/{queue.broker_name}:{queue.queue_id}: {request.row_count} rows were answered {stored.status.name}",
+                    metadata={"topic": queue.topic, "broker_name": queue.broker_name, "status": stored.status.name},
+                )
+                error.definite = False
+                raise error
+            return repeated[0]
+
         try:
-            return self.cluster.calls.send(queue, *request.encoded.payload).repeated
+            return calls.retried(attempt)
         except ProducerIdTakenError as error:
             raise ReplayMismatchError(
                 f"{queue.topic}/{queue.broker_name}:{queue.queue_id}: partition {self.identity.partition} runs again with other rows, or"

@@ -21,10 +21,11 @@ from protomq._transport_options import LongHold
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import RequestTimeoutError
 from protomq.hooks import Hook
+from tests.support.asking_broker import AskingBroker
 from tests.support.fake_cluster import FakeAsyncTransport, FakeSyncTransport
 from tests.support.waiting import async_wait_for, wait_for
 
-from .test_transaction_checks import AskingBroker, broker
+from .test_transaction_checks import broker
 
 __all__ = ["broker"]
 

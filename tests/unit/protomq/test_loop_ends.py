@@ -43,11 +43,11 @@ from protomq._transactions import End
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import ClosedError, ProtomqError
 from protomq.hooks import Hook
+from tests.support.asking_broker import AskingBroker
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster
 from tests.support.waiting import async_wait_for
 
 from .test_async_acks import messages
-from .test_transaction_checks import AskingBroker
 
 COMMIT = TransactionDecision.COMMIT
 PATIENCE_S = 5.0

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protomq._push_backs import GATHER_S, MISSING_TRIES_MAX, PAUSE_MAX_S, Back, BackCall, BackLine
+from protomq._retry import away_error
 from protomq._types import MessageQueue
 from protomq.errors import (
     ConnectFailedError,
@@ -251,6 +252,16 @@ def test_a_topic_that_stays_away_is_not_waited_for_for_ever() -> None:
         refused += made.failed(call, TopicNotFoundError("deleted"), now_s)
         now_s += PAUSE_MAX_S
     assert [one.message.queue_offset for one in refused] == [0]
+
+
+def test_brokers_that_are_away_are_waited_for_however_long_it_takes() -> None:
+    made = line(back(0))
+    call, now_s = begin(made), 0.0
+    away = away_error(TopicNotFoundError("away", metadata={"missing_brokers": "a"}))
+    for _ in range(2 * MISSING_TRIES_MAX):
+        assert made.failed(call, away, now_s) == ()
+        now_s += PAUSE_MAX_S
+        assert begin(made, now_s) is call
 
 
 def test_what_is_dropped_of_a_call_under_way_holds_up_no_other_when_its_topic_is_gone() -> None:

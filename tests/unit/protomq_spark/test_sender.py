@@ -11,8 +11,9 @@ pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 
 import pyarrow as pa
 
-from protomq import MessageQueue, _routes
-from protomq.errors import BrokerMissingError, NoRouteError
+from protomq import MessageQueue, SendStatus, _routes
+from protomq.errors import BrokerMissingError, NoRouteError, NotConfirmedError, TopicNotFoundError
+from protomq.v1.send_service_pb2 import SendRequest, SendResponse
 from protomq.wire.hashing import sharded_index
 from protomq_spark.cluster import Cluster
 from protomq_spark.options import ClientOptions, Subscription, parse_write_options
@@ -166,3 +167,52 @@ def test_queues_of_a_broker_that_is_away_are_not_left_out(
             cluster.all_queues(given)
     else:
         assert cluster.all_queues(given) == [MessageQueue("T", "a", 0)]
+
+
+class Hesitant(FakeBroker):
+    """Whose slave, or disk, does not confirm the first answers in time."""
+
+    statuses: tuple[SendStatus, ...] = ()
+
+    def store(self, request: SendRequest) -> SendResponse:
+        answer = super().store(request)
+        if self.statuses:
+            (status, *rest) = self.statuses
+            self.statuses = tuple(rest)
+            answer.status = int(status)  # type: ignore[assignment]
+        return answer
+
+
+@pytest.mark.parametrize("status", [SendStatus.FLUSH_SLAVE_TIMEOUT, SendStatus.FLUSH_DISK_TIMEOUT])
+@pytest.mark.parametrize("waits", [True, False])
+def test_rows_that_a_fail_over_may_take_back_are_sent_again_until_they_are_confirmed(
+    fake: FakeCluster, cluster: Cluster, status: SendStatus, waits: bool
+) -> None:
+    broker = fake.brokers["a"] = Hesitant("a")
+    broker.statuses = (status, status, SendStatus.SLAVE_NOT_AVAILABLE)
+    given = {"protomq.namesrv": "h:1", "topic": "T", "shardBy": "none", "protomq.waitStoreOk": str(waits)}
+    sent = RowSender(cluster, parse_write_options(given), FIRST).send([rows()])
+    assert (sent.rows, sent.repeated_rows, sum(map(len, fake.stored().values()))) == (COUNT, 0, COUNT)
+    assert len(fake.calls) == (3 if waits else 1)
+    assert len({call.payload for call in fake.calls}) == 1
+
+
+def test_a_task_whose_rows_are_not_confirmed_in_time_fails(fake: FakeCluster) -> None:
+    broker = fake.brokers["a"] = Hesitant("a")
+    broker.statuses = (SendStatus.FLUSH_SLAVE_TIMEOUT,) * 99
+    with pytest.raises(NotConfirmedError, match=r"T/a:0.*FLUSH_SLAVE_TIMEOUT") as caught:
+        send(brief(fake), rows(), shard_by="none")
+    assert not caught.value.definite
+
+
+def test_of_a_topic_whose_brokers_are_all_away_the_error_names_one(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.away = {"a", "b"}
+
+    def away(_: str) -> bytes:
+        raise TopicNotFoundError("no broker has it", metadata={"topic": "T", "missing_brokers": "a, b"})
+
+    monkeypatch.setattr(fake, "_answer_route", away)
+    with pytest.raises(BrokerMissingError, match="broker a is not registered"):
+        brief(fake).write_queues("T")
+    with pytest.raises(NoRouteError, match="no broker has it"):
+        brief(fake).queues(Subscription(topics=("T",)))
