@@ -649,10 +649,11 @@ class ConsumerSteps:
         epochs: dict[int, int] | None = {} if self.options.group else None
         starts: dict[MessageQueue, int] = {}
         incarnation = log_epoch = 0
+        from_slave = False
         pinned = queues
         try:
             if self.options.group:
-                committed, incarnation, epochs, log_epoch = yield from self._calls.committed(
+                committed, incarnation, epochs, log_epoch, from_slave = yield from self._calls.committed(
                     limits, self.options.group, topic, broker_name, [queue.queue_id for queue in queues]
                 )
                 ignored = {queue for queue in queues if queue.queue_id in committed and self._begins_afresh(queue)}
@@ -672,6 +673,7 @@ class ConsumerSteps:
                 starts = first_offsets(rest, ranges, "earliest" if topic in self._made_again else begin)
         except (TopicNotFoundError, QueueNotFoundError) as error:
             is_there = False
+            from_slave = bool(self.options.group)  # It may be a slave that does not have the topic yet.
             # Not made yet (auto_create): its first message will have the offset 0.
             committed, starts, incarnation = {}, {}, 0
             epochs = None if epochs is None else {}
@@ -696,7 +698,11 @@ class ConsumerSteps:
             for queue in pinned
             if queue.queue_id not in committed and self._is_to_be_pinned(queue, queue in ignored) and self.state.lacks_position(queue)
         }
-        self.state.start_all(queues, committed, starts, incarnation, epochs, log_epoch)
+        by_slave = {queue for queue in queues if from_slave and not self._begins_afresh(queue)}
+        if is_there and any(self.state.lacks_position(queue) for queue in by_slave):
+            text = "group %s begins in %s/%s where a slave says, since the master is away: what was committed last may come again"
+            logger.warning(text, self.options.group, topic, broker_name)
+        self.state.start_all(queues, committed, starts, incarnation, epochs, log_epoch, by_slave)
         if self._share is not None:
             self._begun.update(set(queues).difference(self.assigned))
         for queue in queues:
@@ -796,6 +802,9 @@ class ConsumerSteps:
         found = yield from self._calls.committed(
             self._limits, self.options.group, queue.topic, queue.broker_name, [queue.queue_id]
         )
+        if found.from_slave:
+            text = "%s: what group %s has committed is what a slave knows; the master, which is away, may have more"
+            logger.warning(text, queue, self.options.group)
         return found.offsets.get(queue.queue_id)
 
     def queue_range(self, queue: MessageQueue) -> Steps[QueueRange]:
