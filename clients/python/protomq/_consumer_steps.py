@@ -46,6 +46,7 @@ from ._queue_listener import ListenerMethod, QueueListener, told
 from ._queue_locks import QueueLocks
 from ._retry import LAST_COMMIT, ONCE
 from ._route_looks import TOLD_SPREAD_S, UNSURE_SPREAD_S, RouteLooks
+from ._seldom import SaidSeldom
 from ._steps import Each, ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, Membership, MessageQueue, QueueRange, Route
 from .errors import (
@@ -110,6 +111,7 @@ class ConsumerSteps:
         self._filters: dict[str, MessageFilter] = {}
         self._calls = ConsumerCalls(clock)
         self._outages = Outages(clock)
+        self._seldom = SaidSeldom(clock)
         self._listener = listener
         self._share = GroupShare(member, clock) if member is not None else None
         self._route_looks = RouteLooks(clock())
@@ -798,11 +800,11 @@ class ConsumerSteps:
             self.state.seek(queue, (yield from self.queue_range(queue))[which])
 
     def committed(self, queue: MessageQueue) -> Steps[int | None]:
-        """The offset that the group has committed; None: none."""
+        """The offset that the group has committed; None: none. A slave may lack the last commits: a warning says so."""
         found = yield from self._calls.committed(
             self._limits, self.options.group, queue.topic, queue.broker_name, [queue.queue_id]
         )
-        if found.from_slave:
+        if found.from_slave and self._seldom.is_due(queue):
             text = "%s: what group %s has committed is what a slave knows; the master, which is away, may have more"
             logger.warning(text, queue, self.options.group)
         return found.offsets.get(queue.queue_id)
