@@ -74,6 +74,7 @@ class _Mark(NamedTuple):
     reset_epoch: int | None
     log_epoch: int
     token: int
+    began: int | None
 
 
 class CommitSteps:
@@ -174,7 +175,7 @@ class CommitSteps:
         parts = by_broker(offsets)
         # Of now, when the offsets are: while the first brokers answer, the member may give up what it has at the next ones.
         named = {key: {self._membership(queue) for queue in members} for key, members in parts.items()}
-        marks = {queue: self._mark(queue) for queue in offsets}
+        marks = {queue: self._mark(queue, offset) for queue, offset in offsets.items()}
         for i, ((topic, broker_name), members) in enumerate(parts.items()):
             if broker_name in silent:
                 continue
@@ -266,16 +267,22 @@ class CommitSteps:
             {queue: marks[queue].token for queue in part},
             {queue: marks[queue].log_epoch for queue in part},
             member,
+            {queue: marks[queue].began for queue in part},
         )
-        resets = yield from (steps if self.hooks is None else _hooked(self.hooks, topic, broker_name, part, steps))
+        resets, kept = yield from (steps if self.hooks is None else _hooked(self.hooks, topic, broker_name, part, steps))
         # What was said of the topic before is nothing to the one that was made again.
         here = [queue for queue in part if state.incarnation(queue) == marks[queue].incarnation]
-        state.committed({queue: part[queue] for queue in here if queue not in resets})
+        state.committed({queue: part[queue] for queue in here if queue not in resets and queue not in kept})
         for queue in here:
             if queue in resets:
                 state.follow_reset(queue, *resets[queue])
+            elif queue in kept:
+                state.follow_kept(queue, kept[queue])
 
-    def _mark(self, queue: MessageQueue) -> _Mark:
+    def _mark(self, queue: MessageQueue, queue_offset: int) -> _Mark:
         state = self._state
+        began = state.began(queue)
+        if began is not None and queue_offset < began:
+            began = None  # The program has chosen it.
         token = self._locks.token(queue) if self._locks is not None else 0
-        return _Mark(state.incarnation(queue), state.reset_epoch(queue), state.log_epoch(queue), token)
+        return _Mark(state.incarnation(queue), state.reset_epoch(queue), state.log_epoch(queue), token, began)

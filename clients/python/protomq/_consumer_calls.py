@@ -35,12 +35,14 @@ class CommittedOffsets(NamedTuple):
     """Committed offset by queue id, where there is one, and the incarnation of the topic; 0 from a broker that does not tell.
 
     `reset_epochs`: which reset each of the offsets follows. `log_epoch`: of the log that has them; 0 from a broker that does not tell.
+    `from_slave`: a slave told it. The group may have committed more, which the master has.
     """
 
     offsets: dict[int, int]
     topic_incarnation: int
     reset_epochs: dict[int, int]
     log_epoch: int
+    from_slave: bool = False
 
 
 class OffsetReset(NamedTuple):
@@ -48,6 +50,13 @@ class OffsetReset(NamedTuple):
 
     queue_offset: int
     reset_epoch: int
+
+
+class NotTaken(NamedTuple):
+    """Queues whose offsets a commit has not changed. `resets`: they were reset; `kept`: the group has committed these offsets instead."""
+
+    resets: dict[MessageQueue, OffsetReset]
+    kept: dict[MessageQueue, int]
 
 
 class QueueRanges(NamedTuple):
@@ -95,7 +104,7 @@ class ConsumerCalls:
         answer = decoded(data, pb.GetOffsetsResponse.FromString)
         offsets = {one.queue_id: one.queue_offset for one in answer.offsets}
         epochs = {one.queue_id: one.reset_epoch for one in answer.offsets}
-        return CommittedOffsets(offsets, answer.topic_incarnation, epochs, answer.log_epoch)
+        return CommittedOffsets(offsets, answer.topic_incarnation, epochs, answer.log_epoch, answer.from_slave)
 
     def queue_ranges(
         self,
@@ -165,12 +174,14 @@ class ConsumerCalls:
         tokens: Mapping[MessageQueue, int] = _NONE_KNOWN,
         log_epochs: Mapping[MessageQueue, int] = _NONE_KNOWN,
         member: Membership | None = None,
-    ) -> Steps[dict[MessageQueue, OffsetReset]]:
+        began: Mapping[MessageQueue, int | None] = _NONE_KNOWN,
+    ) -> Steps[NotTaken]:
         """Stores where a group is in queues of one topic at one broker, which takes all or none. `incarnations`: as far as known.
 
-        `reset_epochs`: the last reset that is known of each; 0: none was made. Those that were reset since are not taken: the result.
+        `reset_epochs`: the last reset that is known of each; 0: none was made. Those that were reset since are not taken.
         `tokens`: of the locks of queues that the consumer has to itself. `log_epochs`: of the log that gave what was consumed.
-        `member`: the membership that has the queues, which the broker checks.
+        `member`: the membership that has the queues, which the broker checks. `began`: where the consumer began, if a slave has told it.
+        Then nothing is taken that would take back what the group has committed.
         """
         with fork_waits:
             from .v1 import consumer_service_pb2 as pb
@@ -186,6 +197,7 @@ class ConsumerCalls:
                     reset_epoch=reset_epochs.get(queue),
                     lock_token=tokens.get(queue, 0),
                     log_epoch=log_epochs.get(queue, 0),
+                    began_offset=began.get(queue),
                 )
                 for queue, queue_offset in offsets.items()
             ],
@@ -194,13 +206,14 @@ class ConsumerCalls:
         data = yield from self._call(
             limits, topic, broker_name, _methods.COMMIT_OFFSETS, request.SerializeToString()
         )
-        resets = decoded(data, pb.CommitOffsetsResponse.FromString).resets
-        return {
-            MessageQueue(one.topic, broker_name, one.queue_id): OffsetReset(
-                one.queue_offset, one.reset_epoch
-            )
-            for one in resets
-        }
+        answer = decoded(data, pb.CommitOffsetsResponse.FromString)
+        return NotTaken(
+            {
+                MessageQueue(one.topic, broker_name, one.queue_id): OffsetReset(one.queue_offset, one.reset_epoch)
+                for one in answer.resets
+            },
+            {MessageQueue(one.topic, broker_name, one.queue_id): one.queue_offset for one in answer.kept},
+        )
 
     def _call(
         self, limits: Limits, topic: str, broker_name: str, method: MethodInfo, request: bytes

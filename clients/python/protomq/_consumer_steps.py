@@ -46,6 +46,7 @@ from ._queue_listener import ListenerMethod, QueueListener, told
 from ._queue_locks import QueueLocks
 from ._retry import LAST_COMMIT, ONCE
 from ._route_looks import TOLD_SPREAD_S, UNSURE_SPREAD_S, RouteLooks
+from ._seldom import SaidSeldom
 from ._steps import Each, ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, Membership, MessageQueue, QueueRange, Route
 from .errors import (
@@ -112,6 +113,7 @@ class ConsumerSteps:
         self._filters: dict[str, MessageFilter] = {}
         self._calls = ConsumerCalls(clock)
         self._outages = Outages(clock)
+        self._seldom = SaidSeldom(clock)
         self._listener = listener
         self._share = GroupShare(member, clock) if member is not None else None
         self._route_looks = RouteLooks(clock())
@@ -669,10 +671,11 @@ class ConsumerSteps:
         epochs: dict[int, int] | None = {} if self.options.group else None
         starts: dict[MessageQueue, int] = {}
         incarnation = log_epoch = 0
+        from_slave = False
         pinned = queues
         try:
             if self.options.group:
-                committed, incarnation, epochs, log_epoch = yield from self._calls.committed(
+                committed, incarnation, epochs, log_epoch, from_slave = yield from self._calls.committed(
                     limits, self.options.group, topic, broker_name, [queue.queue_id for queue in queues]
                 )
                 ignored = {queue for queue in queues if queue.queue_id in committed and self._begins_afresh(queue)}
@@ -692,6 +695,7 @@ class ConsumerSteps:
                 starts = first_offsets(rest, ranges, "earliest" if topic in self._made_again else begin)
         except (TopicNotFoundError, QueueNotFoundError) as error:
             is_there = False
+            from_slave = bool(self.options.group)  # It may be a slave that does not have the topic yet.
             # Not made yet (auto_create): its first message will have the offset 0.
             committed, starts, incarnation = {}, {}, 0
             epochs = None if epochs is None else {}
@@ -716,7 +720,11 @@ class ConsumerSteps:
             for queue in pinned
             if queue.queue_id not in committed and self._is_to_be_pinned(queue, queue in ignored) and self.state.lacks_position(queue)
         }
-        self.state.start_all(queues, committed, starts, incarnation, epochs, log_epoch)
+        by_slave = {queue for queue in queues if from_slave and not self._begins_afresh(queue)}
+        if is_there and any(self.state.lacks_position(queue) for queue in by_slave):
+            text = "group %s begins in %s/%s where a slave says, since the master is away: what was committed last may come again"
+            logger.warning(text, self.options.group, topic, broker_name)
+        self.state.start_all(queues, committed, starts, incarnation, epochs, log_epoch, by_slave)
         if self._share is not None:
             self._begun.update(set(queues).difference(self.assigned))
         for queue in queues:
@@ -812,10 +820,13 @@ class ConsumerSteps:
             self.state.seek(queue, (yield from self.queue_range(queue))[which])
 
     def committed(self, queue: MessageQueue) -> Steps[int | None]:
-        """The offset that the group has committed; None: none."""
+        """The offset that the group has committed; None: none. A slave may lack the last commits: a warning says so."""
         found = yield from self._calls.committed(
             self._limits, self.options.group, queue.topic, queue.broker_name, [queue.queue_id]
         )
+        if found.from_slave and self._seldom.is_due(queue):
+            text = "%s: what group %s has committed is what a slave knows; the master, which is away, may have more"
+            logger.warning(text, queue, self.options.group)
         return found.offsets.get(queue.queue_id)
 
     def queue_range(self, queue: MessageQueue) -> Steps[QueueRange]:

@@ -447,7 +447,10 @@ class PullConsumer(ConsumerBase):
             self._run(self._steps.commit(checked))
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The offset that the group has committed at the broker; None: none."""
+        """The offset that the group has committed at the broker; None: none.
+
+        While the master is away, its slave answers, which may not have the last commits: a warning in the log says so.
+        """
         self._check_group()
         check_message_queue(queue)
         self._check_open()

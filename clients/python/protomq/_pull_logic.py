@@ -169,6 +169,7 @@ class _Queue:
     incarnation: int = 0  # Of the topic; 0: not known yet.
     reset_epoch: int | None = None  # The last reset of the group's offset; None: resets are not followed.
     log_epoch: int = 0  # Of the log that told the position; 0: nobody did.
+    began: int | None = None  # Where it began, if that may have been told by a slave, and the master has taken no commit since.
     suggested_broker_id: int = 0  # Where to pull; 0: the master.
     leaves_slaves_until_s: float = 0.0  # One has failed: till then the master is pulled, whatever is suggested.
     missing_since_s: float | None = None  # When the broker first said that it has the topic no more.
@@ -360,10 +361,11 @@ class PullState:
         incarnation: int = 0,
         reset_epochs: Mapping[int, int] | None = None,
         log_epoch: int = 0,
+        by_slave: Collection[MessageQueue] = (),
     ) -> None:
         """Where to begin: at what is committed (by queue id), else at `starts`; both belong to the topic's `incarnation`.
 
-        `log_epoch`: of the log that told what is committed; 0: not known.
+        `log_epoch`: of the log that told what is committed; 0: not known. `by_slave`: queues of which a slave told it, or nobody.
 
         `reset_epochs`: the last reset of the group's offsets, by queue id, where there was one; None: resets are not followed.
 
@@ -378,6 +380,7 @@ class PullState:
             if state.position is not None:
                 continue
             self.seek(queue, committed.get(queue.queue_id, starts.get(queue, 0)))
+            state.began = state.position if queue in by_slave else None
             state.committed = committed.get(queue.queue_id)
             state.incarnation = incarnation
             state.log_epoch = log_epoch if queue.queue_id in committed else 0
@@ -386,6 +389,11 @@ class PullState:
         """Epoch of the log to which the position of the queue belongs; 0: not known, or not assigned."""
         state = self._queues.get(queue)
         return state.log_epoch if state is not None else 0
+
+    def began(self, queue: MessageQueue) -> int | None:
+        """Where the queue began, if the master may know of later commits; None: it has told, or the program has moved to another place."""
+        state = self._queues.get(queue)
+        return state.began if state is not None else None
 
     def reset_epoch(self, queue: MessageQueue) -> int | None:
         """The last reset of the group's offset that is known; None: not known, or not assigned."""
@@ -401,8 +409,28 @@ class PullState:
             "%s: the offset of group %s was reset: continuing at %d instead of %s",
             queue, self.options.consumer_group, queue_offset, state.position,
         )  # fmt: skip
-        self.seek(queue, queue_offset)
-        state.committed, state.reset_epoch = queue_offset, reset_epoch
+        # A pull at a slave says so, too, and knows of no later commit.
+        self.move_to(queue, queue_offset)
+        state.began = state.committed = queue_offset
+        state.reset_epoch = reset_epoch
+
+    def follow_kept(self, queue: MessageQueue, queue_offset: int) -> bool:
+        """The group had committed this offset, of which the slave that told where to begin did not know. Goes on there, unless it has done
+        all up to there; whether it goes. A queue that is not assigned any more, or was moved meanwhile, is left alone.
+        """
+        state = self._queues.get(queue)
+        if state is None or state.position is None or state.began is None:
+            return False
+        state.committed = queue_offset
+        if state.began <= queue_offset <= state.position:
+            return False
+        logger.warning(
+            "%s: group %s began at %d, where a slave said; the master says that it has committed %d: continuing there instead of at %d",
+            queue, self.options.consumer_group, state.began, queue_offset, state.position,
+        )  # fmt: skip
+        self.move_to(queue, queue_offset)
+        state.began = queue_offset
+        return True
 
     def follow_fork(self, queue: MessageQueue, queue_offset: int, log_epoch: int) -> None:
         """Messages from this offset on were taken back: goes on there. What waits here is pulled again, for it may be of those."""
@@ -416,11 +444,18 @@ class PullState:
         self._pull_again(queue, state, min(state.position, queue_offset))
         if state.safe_position is not None:
             state.safe_position = min(state.safe_position, queue_offset)
+        if state.began is not None:
+            state.began = min(state.began, queue_offset)
         # Whatever was committed, this log may not have heard of it.
         state.committed, state.log_epoch = None, log_epoch
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
-        """The next message handed out is the one at this offset."""
+        """The next message handed out is the one at this offset, whatever the group has committed."""
+        self.move_to(queue, queue_offset)
+        self._state(queue).began = None
+
+    def move_to(self, queue: MessageQueue, queue_offset: int) -> None:
+        """The next message handed out is the one at this offset. That is no wish of the program's."""
         check_count("queue_offset", queue_offset, 0, OFFSET_MAX)
         state = self._state(queue)
         self._drop_answers(queue, state)
@@ -468,7 +503,7 @@ class PullState:
         for queue, state in self._queues.items():
             state.waiting.clear()
             if state.safe_position is not None:
-                self.seek(queue, state.safe_position)
+                self.move_to(queue, state.safe_position)
         self._handed_out.clear()
 
     # -- pulls -----------------------------------------------------------------------------------------------------------
@@ -852,7 +887,7 @@ class PullState:
         for queue, queue_offset in offsets.items():
             if queue in self._queues:
                 state = self._queues[queue]
-                state.committed = queue_offset
+                state.committed, state.began = queue_offset, None
                 state.is_uncommitted = state.is_uncommitted and queue_offset != state.position
 
     def uncommitted_count(self) -> int:

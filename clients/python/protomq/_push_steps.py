@@ -98,6 +98,13 @@ class ListenedPulls(PullState):
         if is_new:
             self.moved(queue)
 
+    def follow_kept(self, queue: MessageQueue, queue_offset: int) -> bool:
+        """See PullState.follow_kept; what is here of the queue is forgotten where it goes on elsewhere."""
+        goes = super().follow_kept(queue, queue_offset)
+        if goes:
+            self.moved(queue)
+        return goes
+
     def follow_fork(self, queue: MessageQueue, queue_offset: int, log_epoch: int) -> None:
         """See PullState.follow_fork; what is here of the queue is forgotten, and what is open before the fork comes again."""
         position, lowest = self.position(queue), self.lowest_open(queue)
@@ -319,7 +326,7 @@ class PushSteps:
                 )
             floor = self._floors.pop(queue, None)
             if floor is not None and not pulls.lacks_position(queue):
-                pulls.seek(queue, floor)
+                pulls.move_to(queue, floor)
 
     def lowest_open(self, queue: MessageQueue) -> int | None:
         """See PushState.lowest_open; of a queue that went, as it was then."""

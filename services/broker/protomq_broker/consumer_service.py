@@ -93,6 +93,8 @@ class ConsumerService:
                 request.consumer_group, topic.name, topic.incarnation
             )
 
+        # First: a slave that is made the master meanwhile may have read its old offsets.
+        from_slave = not self._store.is_leading
         log_epoch = self._store.last_epoch
         committed, topic = self._read(request.topic, request.topic_incarnation, read)
         wanted = request.queue_ids or sorted(committed)
@@ -112,6 +114,7 @@ class ConsumerService:
             ],
             topic_incarnation=topic.incarnation,
             log_epoch=log_epoch,
+            from_slave=from_slave,
         )
 
     @tells_store_errors

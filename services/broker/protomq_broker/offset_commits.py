@@ -8,6 +8,9 @@ log.
 A reset is a commit with its own epoch, in its own record. A member names the epoch that it knows. It learns of a newer one by its next
 commit, whose offset is refused, or by its pull (`listen_for_resets`).
 
+A member that began where a slave said (`began_offset`) knows nothing of what the group has committed since. Its offset is taken only if it
+has done all from the group's offset on, and got further. So what was answered is not taken back.
+
 A queue that the group pops goes on where its pops are, not at a committed offset. So a reset of it is a record of %SYS%POP too, in the same
 append: nothing of the queue is open then (`popped_queue.py`). The commit is for members that pull: a group may change from pops to pulls.
 
@@ -77,15 +80,22 @@ _NOTHING: Final[Mapping[OffsetKey, QueueOffset]] = {}
 class _Commit(NamedTuple):
     """A commit to be appended; each offset names the incarnation of its topic. `call` waits for the answer; None: nobody waits.
 
-    `is_reset`: members of the group must go on at these offsets. `resets`: offsets that were refused, because they were reset meanwhile.
-    `earlier`: what pulls had committed in its queues when it came; it is dropped once this commit is appended.
+    `is_reset`: members of the group must go on at these offsets. `resets`: offsets that were refused, because they were reset meanwhile;
+    `kept`: because the group has others. `earlier`: what pulls had committed in its queues when it came; it is dropped once this commit
+    is appended.
     """
 
     request: CommitOffsetsRequest
     call: Call | None
     is_reset: bool = False
     resets: Sequence[QueueOffset] = ()
+    kept: Sequence[QueueOffset] = ()
     earlier: Mapping[OffsetKey, QueueOffset] = _NOTHING
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it depends on all that was committed before, which has to be in the log."""
+        return self.is_reset or any(offset.HasField("began_offset") for offset in self.request.offsets)
 
 
 class OffsetCommits:
@@ -240,7 +250,7 @@ class OffsetCommits:
         record = _Record(self._store, self._locks, self._members)
         while waiting and record.size_bytes < RECORD_SIZE_BYTES:
             # A commit names the last reset that it knows, which is compared with the log. So a reset needs its own record.
-            if waiting[0].is_reset and record.commits:
+            if record.commits and waiting[0].is_compared:
                 break
             commit = waiting.popleft()
             try:
@@ -341,13 +351,15 @@ class _Record:
         Only the holder of a queue's lock may commit in it, and who names a membership only in queues that it has. A reset comes from an
         operator, and is always taken.
 
-        Offsets that name another reset than the last one are left out: `commits` has them as `resets`.
+        Offsets that name another reset than the last one are left out: `commits` has them as `resets`. It has as `kept` those that would
+        take back what was committed.
         """
         store, request = self._store, commit.request
         group = request.consumer_group
         offsets = store.offsets
         is_known = group not in self._groups and not commit.is_reset
         resets: list[QueueOffset] = []
+        kept: list[QueueOffset] = []
         taken: list[QueueOffset] = []
         popped: list[PoppedQueue] = []
         overtaken: set[LockKey] = set()
@@ -372,19 +384,28 @@ class _Record:
                 assert current is not None, "only a committed offset has been reset"
                 offset.queue_offset, offset.reset_epoch = current, epoch
                 offset.lock_token = 0
+                offset.ClearField("began_offset")
                 resets.append(offset)
                 continue
             elif epoch:
                 offset.reset_epoch = epoch
             else:
                 offset.ClearField("reset_epoch")
+            if offset.HasField("began_offset"):
+                is_news = current is None or offset.began_offset <= current <= offset.queue_offset
+                offset.ClearField("began_offset")
+                if not is_news:
+                    assert current is not None
+                    offset.queue_offset, offset.lock_token = current, 0
+                    kept.append(offset)
+                    continue
             taken.append(offset)
             is_known = is_known and offset.queue_offset == current
         if len(taken) < len(request.offsets):
             request = CommitOffsetsRequest(consumer_group=group, offsets=taken)
-            left_out = {OffsetKey(group, offset.topic, offset.queue_id) for offset in resets}
+            left_out = {OffsetKey(group, offset.topic, offset.queue_id) for offset in (*resets, *kept)}
             earlier = {key: offset for key, offset in commit.earlier.items() if key not in left_out}
-            commit = commit._replace(resets=resets, earlier=earlier)
+            commit = commit._replace(resets=resets, kept=kept, earlier=earlier)
         is_told = is_known or not taken
         if not is_told and group not in self._groups:
             new_count = sum(1 for other in self._groups if not offsets.has_group(other))
@@ -453,8 +474,8 @@ def _answer(commits: Sequence[_Commit], error: Exception | None) -> None:
     for commit in commits:
         if commit.call is not None:
             answer = _ANSWER
-            if commit.resets:
-                answer = CommitOffsetsResponse(resets=commit.resets).SerializeToString()
+            if commit.resets or commit.kept:
+                answer = CommitOffsetsResponse(resets=commit.resets, kept=commit.kept).SerializeToString()
             by_lane.setdefault(commit.call.lane, []).append((commit.call, answer))
     failure = None if error is None else to_service_error(error)
     for lane, calls in by_lane.items():

@@ -31,6 +31,7 @@ from protomq.errors import (
     ConnectFailedError,
     ConnectionLostError,
     IllegalFilterError,
+    NotMasterError,
     NotPermittedError,
     OffsetOutOfRangeError,
     ProtomqError,
@@ -60,6 +61,8 @@ class Brokers:
         self.incarnation = 7
         self.suggested_broker_id = 0
         self.reset_epoch = 0
+        self.stale: dict[MessageQueue, int] | None = None
+        """What the slaves know, while they stand in for the masters."""
         world.answers |= {
             GET_OFFSETS: self._get_offsets,
             GET_QUEUE_RANGE: self._get_range,
@@ -72,10 +75,13 @@ class Brokers:
         asked = pb.GetOffsetsRequest.FromString(request)
         found = [
             pb.QueueOffset(queue_id=queue.queue_id, queue_offset=offset, reset_epoch=self.reset_epoch)
-            for queue, offset in self.committed.items()
+            for queue, offset in (self.committed if self.stale is None else self.stale).items()
             if queue[:2] == (asked.topic, server) and queue.queue_id in asked.queue_ids
         ]
-        return pb.GetOffsetsResponse(offsets=found, topic_incarnation=self.incarnation).SerializeToString()
+        from_slave = self.stale is not None
+        return pb.GetOffsetsResponse(
+            offsets=found, topic_incarnation=self.incarnation, from_slave=from_slave
+        ).SerializeToString()
 
     def _get_range(self, server: str, request: bytes) -> bytes:
         asked = pb.GetQueueRangeRequest.FromString(request)
@@ -90,9 +96,18 @@ class Brokers:
         return pb.SearchOffsetResponse(queue_offset=3, topic_incarnation=self.incarnation).SerializeToString()
 
     def _commit(self, server: str, request: bytes) -> bytes:
+        if self.stale is not None:
+            raise NotMasterError("a slave")
+        answer = pb.CommitOffsetsResponse()
         for one in pb.CommitOffsetsRequest.FromString(request).offsets:
-            self.committed[MessageQueue(one.topic, server, one.queue_id)] = one.queue_offset
-        return b""
+            queue = MessageQueue(one.topic, server, one.queue_id)
+            current = self.committed.get(queue)
+            if current is not None and one.HasField("began_offset") and not one.began_offset <= current <= one.queue_offset:
+                one.queue_offset = current
+                answer.kept.append(one)
+            else:
+                self.committed[queue] = one.queue_offset
+        return answer.SerializeToString()
 
     def _pull(self, server: str, request: bytes) -> bytes:
         asked = pull_service_pb2.PullRequest.FromString(request)
@@ -409,6 +424,59 @@ def test_a_commit_in_poll_is_tried_once_and_made_up_for_by_the_next(
     world.advance(1.0)
     consumer.poll()
     assert brokers.committed[A0] == 1
+
+
+@pytest.mark.parametrize("begin", ["earliest", "latest"])
+def test_nothing_falls_back_where_a_member_began_by_the_word_of_a_slave(
+    begin: str, world: FakeWorld, brokers: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A0: the slave has an older offset. A1: it has none. B0: what was done there goes beyond. B1: no one has committed there."""
+    brokers.ends |= {A0: 20, A1: 7, B0: 20, B1: 7}
+    brokers.committed |= {A0: 10, A1: 6, B0: 6}
+    brokers.stale = {A0: 5, B0: 5}
+    consumer = Consumer(world, begin=begin, auto_commit=False)
+    consumer.subscribe()
+    assert "begins in T/a where a slave says" in caplog.text
+    assert world.driver.run(consumer.steps.committed(A0)) == 5
+    assert "is what a slave knows" in caplog.text
+    assert set(consumer.poll()) >= {(A0, 7), (B0, 7)}
+    brokers.stale = None  # The masters are back.
+    consumer.steps.state.user_came_back()
+    world.driver.run(consumer.steps.commit(None))
+    assert brokers.committed == {A0: 10, A1: 6, B0: 8, B1: 7 if begin == "latest" else 3}
+    positions = [consumer.steps.state.position(queue) for queue in (A0, A1, B0)]
+    assert positions == [10, 6, 8], "nothing is skipped, and nothing comes again that the master knows to be done"
+    caplog.clear()
+    assert world.driver.run(consumer.steps.committed(A0)) == 10
+    assert not caplog.text
+
+
+def test_a_program_that_seeks_or_commits_back_is_obeyed_wherever_it_began(world: FakeWorld, brokers: Brokers) -> None:
+    brokers.ends |= {A0: 20, A1: 20}
+    brokers.committed |= {A0: 10, A1: 10}
+    brokers.stale = {A0: 5, A1: 5}
+    consumer = Consumer(world, auto_commit=False)
+    consumer.subscribe()
+    brokers.stale = None
+    consumer.steps.state.seek(A0, 6)
+    world.driver.run(consumer.steps.commit({A0: 6, A1: 4}))
+    assert (brokers.committed[A0], brokers.committed[A1]) == (6, 4)
+
+
+def test_who_does_not_resume_begins_where_it_wants_to_whatever_a_slave_says(world: FakeWorld, brokers: Brokers) -> None:
+    brokers.ends[A0] = 20
+    brokers.committed[A0] = 10
+    brokers.stale = {A0: 5}
+    consumer = Consumer(world, auto_commit=False, resume=False)
+    consumer.subscribe()
+    assert consumer.steps.state.began(A0) is None
+
+
+def test_a_topic_that_nobody_knows_yet_may_be_one_that_a_slave_lacks(world: FakeWorld, brokers: Brokers) -> None:
+    consumer = Consumer(world)
+    world.failures["a"].extend(TopicNotFoundError("T") for _ in range(9))
+    consumer.subscribe()
+    assert (consumer.steps.state.began(A0), consumer.steps.state.began(B0)) == (0, None)
 
 
 def test_the_last_commit_is_tried_twice(world: FakeWorld, brokers: Brokers) -> None:

@@ -304,6 +304,63 @@ def test_a_seek_ahead_says_nothing_of_what_it_jumps_over() -> None:
     assert asked_epoch(made, pull(made)) == 0
 
 
+def begun_at_slave(queue_offset: int = 5) -> PullState:
+    """A consumer that has had two messages from where a slave said."""
+    made = PullState(PullOptions("g"))
+    made.assign([Q0, Q1], {})
+    made.start_all(made.queues, {0: queue_offset}, {}, 9, {}, by_slave=[Q0])
+    made.answered(pull(made), found(queue_offset, 4), 0.0)
+    assert len(bodies(made, 2)) == 2
+    return made
+
+
+def test_whoever_began_where_a_slave_said_says_so_until_a_commit_is_taken() -> None:
+    made = begun_at_slave()
+    assert (made.began(Q0), made.began(Q1), made.began(MessageQueue("t", "a", 7))) == (5, None, None)
+    made.rewind()  # Ctrl-C: no wish to be somewhere else.
+    made.assign([Q1], {}, park=True)  # Its broker is away for a while.
+    made.assign([Q0, Q1], {}, park=True)
+    assert made.began(Q0) == 5
+    made.committed({Q0: 7})
+    assert made.began(Q0) is None
+    sought = begun_at_slave()
+    sought.seek(Q0, 1)
+    assert sought.began(Q0) is None, "it is where the program wants to be"
+    sought.follow_kept(Q0, 100)  # The answer to a commit from before.
+    assert sought.position(Q0) == 1
+
+
+def test_what_the_group_had_committed_is_not_consumed_again_once_the_master_says_it() -> None:
+    made = begun_at_slave()
+    assert made.follow_kept(Q0, 100)
+    assert (made.position(Q0), made.began(Q0), bodies(made)) == (100, 100, [])
+    made.user_came_back()
+    assert made.to_commit(safe_only=True) == {Q1: 0}
+    made.follow_kept(MessageQueue("t", "a", 7), 100)  # It went away meanwhile.
+
+
+def test_a_consumer_that_has_got_beyond_what_the_group_had_committed_goes_on_where_it_is() -> None:
+    made = begun_at_slave()
+    assert not made.follow_kept(Q0, 6)
+    assert (made.position(Q0), made.began(Q0)) == (7, 5)
+    made.user_came_back()
+    assert made.to_commit(safe_only=True) == {Q0: 7, Q1: 0}
+
+
+def test_a_consumer_that_began_behind_what_the_group_had_committed_skips_nothing() -> None:
+    made = begun_at_slave(50)  # Its end, say: the slave did not know the group.
+    assert made.follow_kept(Q0, 20)
+    assert (made.position(Q0), made.began(Q0)) == (20, 20)
+
+
+def test_what_a_reset_or_a_fork_told_may_be_from_a_slave_too() -> None:
+    made = begun_at_slave()
+    made.follow_fork(Q0, 3, 2)
+    assert made.began(Q0) == 3
+    made.follow_reset(Q0, 4, 80)
+    assert made.began(Q0) == 4
+
+
 def test_without_a_group_resets_are_not_followed() -> None:
     made = state()
     request = pull_service_pb2.PullRequest.FromString(made.encode_request(pull(made)))

@@ -398,6 +398,31 @@ def test_a_reset_of_the_groups_offset_forgets_what_is_here() -> None:
     assert world.steps.lowest_open(Q0) == 2
 
 
+def test_what_is_here_of_a_queue_is_forgotten_when_the_group_was_further_than_a_slave_had_said() -> None:
+    world = World()
+    world.pulls.moved = lambda queue: world.steps.lost([queue])
+    world.pulls.follow_reset(Q0, 5, 9)  # By a pull: at a slave, perhaps.
+    world.pulls.move_to(Q0, 8)
+    world.state.offer(Q0, messages(5, 3))
+    world.pulls.follow_kept(Q0, 6)
+    assert world.steps.lowest_open(Q0) == 5, "listeners have them up to there"
+    world.pulls.follow_kept(Q0, 100)
+    assert (world.steps.lowest_open(Q0), world.state.count) == (None, 0)
+    assert (world.pulls.position(Q0), world.pulls.to_commit(safe_only=True)) == (100, {})
+
+
+def test_a_queue_that_comes_back_still_began_where_a_slave_said() -> None:
+    world = World()
+    world.pulls.follow_reset(Q0, 5, 9)
+    world.pulls.move_to(Q0, 8)
+    world.state.offer(Q0, messages(5, 3))
+    world.steps.gave_away([Q0])
+    world.pulls.assign([Q1], {}, park=True)
+    world.pulls.assign([Q0, Q1], {}, park=True)
+    world.steps.came([Q0])
+    assert (world.pulls.position(Q0), world.pulls.began(Q0)) == (5, 5)
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_who_goes_on_asks_each_broker_whether_the_offset_was_reset(answers: bool) -> None:
     """Nothing was pulled or committed lately that would have told it."""

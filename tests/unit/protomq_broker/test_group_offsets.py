@@ -430,3 +430,57 @@ def test_where_a_queue_ends_is_not_told_before_a_new_master_knows_it(broker: Fak
         assert promoted.call(method, request).error is None
     found = SearchOffsetResponse.FromString(promoted.call(*asked[1]).answer_payload or b"")
     assert found.queue_offset == 10
+
+
+def commit_from(broker: FakeBroker, *offsets: tuple[int, int, int], epoch: int = 0, group: str = "g") -> CommitOffsetsResponse:
+    """Commits (queue, offset, where the caller began by a slave's word)."""
+    request = CommitOffsetsRequest(consumer_group=group)
+    for queue_id, offset, began in offsets:
+        request.offsets.add(topic="topic", queue_id=queue_id, queue_offset=offset, reset_epoch=epoch, began_offset=began)
+    call = broker.call(CONSUMER + "CommitOffsets", request)
+    assert call.error is None
+    return CommitOffsetsResponse.FromString(call.answer_payload or b"")
+
+
+def kept_of(answer: CommitOffsetsResponse) -> list[tuple[int, int, int]]:
+    """(queue, offset, reset epoch) of what the group has committed instead."""
+    assert not any(one.HasField("began_offset") for one in answer.kept)
+    return [(one.queue_id, one.queue_offset, one.reset_epoch) for one in answer.kept]
+
+
+def test_whoever_began_where_a_slave_said_takes_back_nothing_that_was_committed(broker: FakeBroker) -> None:
+    assert commit(broker, (0, 6, 0)) == []
+    # The slave said 2, and the group was at 6: what it did again is no news.
+    assert kept_of(commit_from(broker, (0, 5, 2), (1, 0, 0))) == [(0, 6, 0)]
+    assert committed(broker) == {0: (6, 0), 1: (0, 0)}, "the other queue of the same commit is taken"
+    # All from 2 to 8 is done.
+    assert kept_of(commit_from(broker, (0, 8, 2))) == []
+    assert committed(broker)[0] == (8, 0)
+    # Who sought back does not name where it began.
+    assert commit(broker, (0, 3, 0)) == []
+    assert committed(broker)[0] == (3, 0)
+
+
+def test_whoever_began_at_the_end_at_a_slave_that_did_not_know_the_group_skips_nothing(broker: FakeBroker) -> None:
+    assert kept_of(commit_from(broker, (0, 9, 7))) == [(0, 4, 0)], "nobody has done 4 to 6"
+    assert committed(broker)[0] == (4, 0)
+    assert kept_of(commit_from(broker, (0, 9, 7), group="new")) == []
+
+
+def test_a_reset_wins_over_where_a_member_began_at_a_slave(broker: FakeBroker) -> None:
+    reset(broker, queue_offset=2, queue_ids=[0])
+    _, epoch = committed(broker)[0]
+    answer = commit_from(broker, (0, 6, 4), epoch=0)
+    assert ([(one.queue_offset, one.reset_epoch) for one in answer.resets], kept_of(answer)) == ([(2, epoch)], [])
+    assert commit(broker, (0, 5, epoch)) == []
+    assert kept_of(commit_from(broker, (0, 3, 2), epoch=epoch)) == [(0, 5, epoch)]
+
+
+def test_a_slave_says_that_it_is_one(broker: FakeBroker) -> None:
+    def is_from_slave() -> bool:
+        call = broker.call(CONSUMER + "GetOffsets", GetOffsetsRequest(consumer_group="g", topic="topic"))
+        return GetOffsetsResponse.FromString(call.answer_payload or b"").from_slave
+
+    assert not is_from_slave()
+    with mock.patch.object(Store, "is_leading", False):
+        assert is_from_slave()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
+from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, CommitOffsetsResponse, QueueOffset
 from protomq_broker import offset_commits
 from protomq_broker.config import BrokerConfig
 from protomq_broker.member_commits import MemberCommits
@@ -178,6 +178,28 @@ def commit_on_the_wire(commits: OffsetCommits, lane: StubLane, incarnation: int,
     call = StubCall(lane)
     commits.commit(CommitOffsetsRequest(consumer_group="group", offsets=[offset]), cast("Any", call))
     return call
+
+
+def test_a_commit_from_where_a_slave_said_is_compared_with_those_that_arrive_with_it_too() -> None:
+    commits, lane, store, incarnation = make_commits()
+    calls = [
+        commit_on_the_wire(commits, lane, incarnation, queue_offset, began_offset=began)
+        for queue_offset, began in ((9, None), (6, 4), (10, 4), (5, 4))
+    ]
+    lane.run(lane.posted)
+    answers = [CommitOffsetsResponse.FromString(cast("bytes", call.outcome)) for call in calls]
+    assert [[one.queue_offset for one in answer.kept] for answer in answers] == [[], [9], [], [10]]
+    assert committed(store, "group", "topic", 0) == 10
+
+
+def test_a_commit_from_where_a_slave_said_leaves_what_a_pull_committed_if_it_is_not_taken() -> None:
+    commits, lane, store, incarnation = make_commits()
+    commit_on_the_wire(commits, lane, incarnation, 5)
+    lane.run(lane.posted)
+    commit_by_pull(commits, incarnation, 7)
+    commit_on_the_wire(commits, lane, incarnation, 4, began_offset=2)
+    lane.run(lane.posted)
+    assert committed(store, "group", "topic", 0) == 7
 
 
 def test_a_commit_that_is_refused_leaves_what_a_pull_committed_before_it() -> None:

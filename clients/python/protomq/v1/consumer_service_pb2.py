@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protomq/v1/consumer_service.proto\x12\nprotomq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18protomq/v1/options.proto\"\xb0\x01\n\x0bQueueOffset\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x03 \x01(\x03\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\x12\x18\n\x0breset_epoch\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nlock_token\x18\x06 \x01(\x06\x12\x11\n\tlog_epoch\x18\x07 \x01(\x03\x42\x0e\n\x0c_reset_epoch\"\x86\x01\n\x14\x43ommitOffsetsRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12(\n\x07offsets\x18\x02 \x03(\x0b\x32\x17.protomq.v1.QueueOffset\x12,\n\x06member\x18\x03 \x01(\x0b\x32\x1c.protomq.v1.CommittingMember\"J\n\x10\x43ommittingMember\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x06\x12\x14\n\x0cmember_epoch\x18\x03 \x01(\r\"@\n\x15\x43ommitOffsetsResponse\x12\'\n\x06resets\x18\x01 \x03(\x0b\x32\x17.protomq.v1.QueueOffset\"h\n\x11GetOffsetsRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tqueue_ids\x18\x03 \x03(\x05\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\"l\n\x12GetOffsetsResponse\x12(\n\x07offsets\x18\x01 \x03(\x0b\x32\x17.protomq.v1.QueueOffset\x12\x19\n\x11topic_incarnation\x18\x02 \x01(\x03\x12\x11\n\tlog_epoch\x18\x03 \x01(\x03\"S\n\x14GetQueueRangeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tqueue_ids\x18\x02 \x03(\x05\x12\x19\n\x11topic_incarnation\x18\x03 \x01(\x03\"F\n\nQueueRange\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12\x12\n\nmin_offset\x18\x02 \x01(\x03\x12\x12\n\nend_offset\x18\x03 \x01(\x03\"Z\n\x15GetQueueRangeResponse\x12&\n\x06ranges\x18\x01 \x03(\x0b\x32\x16.protomq.v1.QueueRange\x12\x19\n\x11topic_incarnation\x18\x02 \x01(\x03\"\x81\x01\n\x13SearchOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12.\n\nstore_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\"G\n\x14SearchOffsetResponse\x12\x14\n\x0cqueue_offset\x18\x01 \x01(\x03\x12\x19\n\x11topic_incarnation\x18\x02 \x01(\x03\"6\n\rGetLagRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\"x\n\x08QueueLag\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x18\n\x10\x63ommitted_offset\x18\x03 \x01(\x03\x12\x12\n\nend_offset\x18\x04 \x01(\x03\x12\x0b\n\x03lag\x18\x05 \x01(\x03\x12\x10\n\x08\x64\x65lay_ms\x18\x06 \x01(\x03\"6\n\x0eGetLagResponse\x12$\n\x06queues\x18\x01 \x03(\x0b\x32\x14.protomq.v1.QueueLag\"\xb1\x01\n\x13ResetOffsetsRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tqueue_ids\x18\x03 \x03(\x05\x12\x30\n\nstore_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12\x16\n\x0cqueue_offset\x18\x05 \x01(\x03H\x00\x12\r\n\x03\x65nd\x18\x06 \x01(\x08H\x00\x42\x07\n\x05place\"\x16\n\x14ResetOffsetsResponse\"R\n\x13\x43loneOffsetsRequest\x12\x14\n\x0csource_group\x18\x01 \x01(\t\x12\x16\n\x0e\x63onsumer_group\x18\x02 \x01(\t\x12\r\n\x05topic\x18\x03 \x01(\t\"\x16\n\x14\x43loneOffsetsResponse2\x89\x05\n\x0f\x43onsumerService\x12]\n\rCommitOffsets\x12 .protomq.v1.CommitOffsetsRequest\x1a!.protomq.v1.CommitOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x08\x12T\n\nGetOffsets\x12\x1d.protomq.v1.GetOffsetsRequest\x1a\x1e.protomq.v1.GetOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x08\x12]\n\rGetQueueRange\x12 .protomq.v1.GetQueueRangeRequest\x1a!.protomq.v1.GetQueueRangeResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x08\x12Z\n\x0cSearchOffset\x12\x1f.protomq.v1.SearchOffsetRequest\x1a .protomq.v1.SearchOffsetResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x08\x12H\n\x06GetLag\x12\x19.protomq.v1.GetLagRequest\x1a\x1a.protomq.v1.GetLagResponse\"\x07\x8a\xe7\x18\x03\x08\x85\x08\x12Z\n\x0cResetOffsets\x12\x1f.protomq.v1.ResetOffsetsRequest\x1a .protomq.v1.ResetOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x86\x08\x12Z\n\x0c\x43loneOffsets\x12\x1f.protomq.v1.CloneOffsetsRequest\x1a .protomq.v1.CloneOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x87\x08\x1a\x04\x88\xe7\x18\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protomq/v1/consumer_service.proto\x12\nprotomq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18protomq/v1/options.proto\"\xdc\x01\n\x0bQueueOffset\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x03 \x01(\x03\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\x12\x18\n\x0breset_epoch\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nlock_token\x18\x06 \x01(\x06\x12\x11\n\tlog_epoch\x18\x07 \x01(\x03\x12\x19\n\x0c\x62\x65gan_offset\x18\x08 \x01(\x03H\x01\x88\x01\x01\x42\x0e\n\x0c_reset_epochB\x0f\n\r_began_offset\"\x86\x01\n\x14\x43ommitOffsetsRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12(\n\x07offsets\x18\x02 \x03(\x0b\x32\x17.protomq.v1.QueueOffset\x12,\n\x06member\x18\x03 \x01(\x0b\x32\x1c.protomq.v1.CommittingMember\"J\n\x10\x43ommittingMember\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x06\x12\x14\n\x0cmember_epoch\x18\x03 \x01(\r\"g\n\x15\x43ommitOffsetsResponse\x12\'\n\x06resets\x18\x01 \x03(\x0b\x32\x17.protomq.v1.QueueOffset\x12%\n\x04kept\x18\x02 \x03(\x0b\x32\x17.protomq.v1.QueueOffset\"h\n\x11GetOffsetsRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tqueue_ids\x18\x03 \x03(\x05\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\"\x80\x01\n\x12GetOffsetsResponse\x12(\n\x07offsets\x18\x01 \x03(\x0b\x32\x17.protomq.v1.QueueOffset\x12\x19\n\x11topic_incarnation\x18\x02 \x01(\x03\x12\x11\n\tlog_epoch\x18\x03 \x01(\x03\x12\x12\n\nfrom_slave\x18\x04 \x01(\x08\"S\n\x14GetQueueRangeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tqueue_ids\x18\x02 \x03(\x05\x12\x19\n\x11topic_incarnation\x18\x03 \x01(\x03\"F\n\nQueueRange\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12\x12\n\nmin_offset\x18\x02 \x01(\x03\x12\x12\n\nend_offset\x18\x03 \x01(\x03\"Z\n\x15GetQueueRangeResponse\x12&\n\x06ranges\x18\x01 \x03(\x0b\x32\x16.protomq.v1.QueueRange\x12\x19\n\x11topic_incarnation\x18\x02 \x01(\x03\"\x81\x01\n\x13SearchOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12.\n\nstore_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\"G\n\x14SearchOffsetResponse\x12\x14\n\x0cqueue_offset\x18\x01 \x01(\x03\x12\x19\n\x11topic_incarnation\x18\x02 \x01(\x03\"6\n\rGetLagRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\"x\n\x08QueueLag\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x18\n\x10\x63ommitted_offset\x18\x03 \x01(\x03\x12\x12\n\nend_offset\x18\x04 \x01(\x03\x12\x0b\n\x03lag\x18\x05 \x01(\x03\x12\x10\n\x08\x64\x65lay_ms\x18\x06 \x01(\x03\"6\n\x0eGetLagResponse\x12$\n\x06queues\x18\x01 \x03(\x0b\x32\x14.protomq.v1.QueueLag\"\xb1\x01\n\x13ResetOffsetsRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tqueue_ids\x18\x03 \x03(\x05\x12\x30\n\nstore_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12\x16\n\x0cqueue_offset\x18\x05 \x01(\x03H\x00\x12\r\n\x03\x65nd\x18\x06 \x01(\x08H\x00\x42\x07\n\x05place\"\x16\n\x14ResetOffsetsResponse\"R\n\x13\x43loneOffsetsRequest\x12\x14\n\x0csource_group\x18\x01 \x01(\t\x12\x16\n\x0e\x63onsumer_group\x18\x02 \x01(\t\x12\r\n\x05topic\x18\x03 \x01(\t\"\x16\n\x14\x43loneOffsetsResponse2\x89\x05\n\x0f\x43onsumerService\x12]\n\rCommitOffsets\x12 .protomq.v1.CommitOffsetsRequest\x1a!.protomq.v1.CommitOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x08\x12T\n\nGetOffsets\x12\x1d.protomq.v1.GetOffsetsRequest\x1a\x1e.protomq.v1.GetOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x08\x12]\n\rGetQueueRange\x12 .protomq.v1.GetQueueRangeRequest\x1a!.protomq.v1.GetQueueRangeResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x08\x12Z\n\x0cSearchOffset\x12\x1f.protomq.v1.SearchOffsetRequest\x1a .protomq.v1.SearchOffsetResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x08\x12H\n\x06GetLag\x12\x19.protomq.v1.GetLagRequest\x1a\x1a.protomq.v1.GetLagResponse\"\x07\x8a\xe7\x18\x03\x08\x85\x08\x12Z\n\x0cResetOffsets\x12\x1f.protomq.v1.ResetOffsetsRequest\x1a .protomq.v1.ResetOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x86\x08\x12Z\n\x0c\x43loneOffsets\x12\x1f.protomq.v1.CloneOffsetsRequest\x1a .protomq.v1.CloneOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x87\x08\x1a\x04\x88\xe7\x18\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,41 +51,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONSUMERSERVICE'].methods_by_name['CloneOffsets']._loaded_options = None
   _globals['_CONSUMERSERVICE'].methods_by_name['CloneOffsets']._serialized_options = b'\212\347\030\003\010\207\010'
   _globals['_QUEUEOFFSET']._serialized_start=109
-  _globals['_QUEUEOFFSET']._serialized_end=285
-  _globals['_COMMITOFFSETSREQUEST']._serialized_start=288
-  _globals['_COMMITOFFSETSREQUEST']._serialized_end=422
-  _globals['_COMMITTINGMEMBER']._serialized_start=424
-  _globals['_COMMITTINGMEMBER']._serialized_end=498
-  _globals['_COMMITOFFSETSRESPONSE']._serialized_start=500
-  _globals['_COMMITOFFSETSRESPONSE']._serialized_end=564
-  _globals['_GETOFFSETSREQUEST']._serialized_start=566
-  _globals['_GETOFFSETSREQUEST']._serialized_end=670
-  _globals['_GETOFFSETSRESPONSE']._serialized_start=672
-  _globals['_GETOFFSETSRESPONSE']._serialized_end=780
-  _globals['_GETQUEUERANGEREQUEST']._serialized_start=782
-  _globals['_GETQUEUERANGEREQUEST']._serialized_end=865
-  _globals['_QUEUERANGE']._serialized_start=867
-  _globals['_QUEUERANGE']._serialized_end=937
-  _globals['_GETQUEUERANGERESPONSE']._serialized_start=939
-  _globals['_GETQUEUERANGERESPONSE']._serialized_end=1029
-  _globals['_SEARCHOFFSETREQUEST']._serialized_start=1032
-  _globals['_SEARCHOFFSETREQUEST']._serialized_end=1161
-  _globals['_SEARCHOFFSETRESPONSE']._serialized_start=1163
-  _globals['_SEARCHOFFSETRESPONSE']._serialized_end=1234
-  _globals['_GETLAGREQUEST']._serialized_start=1236
-  _globals['_GETLAGREQUEST']._serialized_end=1290
-  _globals['_QUEUELAG']._serialized_start=1292
-  _globals['_QUEUELAG']._serialized_end=1412
-  _globals['_GETLAGRESPONSE']._serialized_start=1414
-  _globals['_GETLAGRESPONSE']._serialized_end=1468
-  _globals['_RESETOFFSETSREQUEST']._serialized_start=1471
-  _globals['_RESETOFFSETSREQUEST']._serialized_end=1648
-  _globals['_RESETOFFSETSRESPONSE']._serialized_start=1650
-  _globals['_RESETOFFSETSRESPONSE']._serialized_end=1672
-  _globals['_CLONEOFFSETSREQUEST']._serialized_start=1674
-  _globals['_CLONEOFFSETSREQUEST']._serialized_end=1756
-  _globals['_CLONEOFFSETSRESPONSE']._serialized_start=1758
-  _globals['_CLONEOFFSETSRESPONSE']._serialized_end=1780
-  _globals['_CONSUMERSERVICE']._serialized_start=1783
-  _globals['_CONSUMERSERVICE']._serialized_end=2432
+  _globals['_QUEUEOFFSET']._serialized_end=329
+  _globals['_COMMITOFFSETSREQUEST']._serialized_start=332
+  _globals['_COMMITOFFSETSREQUEST']._serialized_end=466
+  _globals['_COMMITTINGMEMBER']._serialized_start=468
+  _globals['_COMMITTINGMEMBER']._serialized_end=542
+  _globals['_COMMITOFFSETSRESPONSE']._serialized_start=544
+  _globals['_COMMITOFFSETSRESPONSE']._serialized_end=647
+  _globals['_GETOFFSETSREQUEST']._serialized_start=649
+  _globals['_GETOFFSETSREQUEST']._serialized_end=753
+  _globals['_GETOFFSETSRESPONSE']._serialized_start=756
+  _globals['_GETOFFSETSRESPONSE']._serialized_end=884
+  _globals['_GETQUEUERANGEREQUEST']._serialized_start=886
+  _globals['_GETQUEUERANGEREQUEST']._serialized_end=969
+  _globals['_QUEUERANGE']._serialized_start=971
+  _globals['_QUEUERANGE']._serialized_end=1041
+  _globals['_GETQUEUERANGERESPONSE']._serialized_start=1043
+  _globals['_GETQUEUERANGERESPONSE']._serialized_end=1133
+  _globals['_SEARCHOFFSETREQUEST']._serialized_start=1136
+  _globals['_SEARCHOFFSETREQUEST']._serialized_end=1265
+  _globals['_SEARCHOFFSETRESPONSE']._serialized_start=1267
+  _globals['_SEARCHOFFSETRESPONSE']._serialized_end=1338
+  _globals['_GETLAGREQUEST']._serialized_start=1340
+  _globals['_GETLAGREQUEST']._serialized_end=1394
+  _globals['_QUEUELAG']._serialized_start=1396
+  _globals['_QUEUELAG']._serialized_end=1516
+  _globals['_GETLAGRESPONSE']._serialized_start=1518
+  _globals['_GETLAGRESPONSE']._serialized_end=1572
+  _globals['_RESETOFFSETSREQUEST']._serialized_start=1575
+  _globals['_RESETOFFSETSREQUEST']._serialized_end=1752
+  _globals['_RESETOFFSETSRESPONSE']._serialized_start=1754
+  _globals['_RESETOFFSETSRESPONSE']._serialized_end=1776
+  _globals['_CLONEOFFSETSREQUEST']._serialized_start=1778
+  _globals['_CLONEOFFSETSREQUEST']._serialized_end=1860
+  _globals['_CLONEOFFSETSRESPONSE']._serialized_start=1862
+  _globals['_CLONEOFFSETSRESPONSE']._serialized_end=1884
+  _globals['_CONSUMERSERVICE']._serialized_start=1887
+  _globals['_CONSUMERSERVICE']._serialized_end=2536
 # @@protoc_insertion_point(module_scope)

@@ -32,6 +32,7 @@ class QueueOffset(_message.Message):
     RESET_EPOCH_FIELD_NUMBER: _builtins.int
     LOCK_TOKEN_FIELD_NUMBER: _builtins.int
     LOG_EPOCH_FIELD_NUMBER: _builtins.int
+    BEGAN_OFFSET_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
@@ -55,6 +56,11 @@ class QueueOffset(_message.Message):
     from that one before the offset, the broker stores the offset up to which they agree, and the next pull is answered DIVERGED. Answers
     leave it out.
     """
+    began_offset: _builtins.int
+    """In a commit, where the caller began in the queue, if a slave told it where (`from_slave`), and no commit of the queue was taken since: it has
+    done all from there to the offset. If the group has committed an offset above `queue_offset`, or below `began_offset`, that one stays, and
+    the answer's `kept` has the queue. Absent: not compared. Answers leave it out.
+    """
     def __init__(
         self,
         *,
@@ -65,13 +71,19 @@ class QueueOffset(_message.Message):
         reset_epoch: _builtins.int | None = ...,
         lock_token: _builtins.int = ...,
         log_epoch: _builtins.int = ...,
+        began_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch", "reset_epoch", b"reset_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_began_offset", b"_began_offset", "_reset_epoch", b"_reset_epoch", "began_offset", b"began_offset", "reset_epoch", b"reset_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch", "lock_token", b"lock_token", "log_epoch", b"log_epoch", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "reset_epoch", b"reset_epoch", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_began_offset", b"_began_offset", "_reset_epoch", b"_reset_epoch", "began_offset", b"began_offset", "lock_token", b"lock_token", "log_epoch", b"log_epoch", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "reset_epoch", b"reset_epoch", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__began_offset: _TypeAlias = _typing.Literal["began_offset"]  # noqa: Y015
+    _WhichOneofArgType__began_offset: _TypeAlias = _typing.Literal["_began_offset", b"_began_offset"]  # noqa: Y015
     _WhichOneofReturnType__reset_epoch: _TypeAlias = _typing.Literal["reset_epoch"]  # noqa: Y015
     _WhichOneofArgType__reset_epoch: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__began_offset) -> _WhichOneofReturnType__began_offset | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reset_epoch) -> _WhichOneofReturnType__reset_epoch | None: ...
 
 Global___QueueOffset: _TypeAlias = QueueOffset  # noqa: Y015
@@ -149,18 +161,26 @@ class CommitOffsetsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESETS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def resets(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueOffset]:
         """Queues whose offsets were reset since the caller learned its `reset_epoch`: where the group goes on, and the new epoch."""
+
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueOffset]:
+        """Queues whose offsets were not taken because of their `began_offset`: what the group has committed. A caller that has not done all up to there
+        goes on there, and that is its `began_offset` from then on.
+        """
 
     def __init__(
         self,
         *,
         resets: _abc.Iterable[Global___QueueOffset] | None = ...,
+        kept: _abc.Iterable[Global___QueueOffset] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resets", b"resets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "resets", b"resets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -211,10 +231,15 @@ class GetOffsetsResponse(_message.Message):
     OFFSETS_FIELD_NUMBER: _builtins.int
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     LOG_EPOCH_FIELD_NUMBER: _builtins.int
+    FROM_SLAVE_FIELD_NUMBER: _builtins.int
     topic_incarnation: _builtins.int
     """Current incarnation of the topic, to which the answer belongs."""
     log_epoch: _builtins.int
     """Epoch of the log to which the answer belongs, for the first pull."""
+    from_slave: _builtins.bool
+    """Whether a slave answers. The group may have committed more, which this slave does not have yet. Commit with `began_offset` then, also in
+    queues that are left out here.
+    """
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueOffset]:
         """The offsets."""
@@ -225,10 +250,11 @@ class GetOffsetsResponse(_message.Message):
         offsets: _abc.Iterable[Global___QueueOffset] | None = ...,
         topic_incarnation: _builtins.int = ...,
         log_epoch: _builtins.int = ...,
+        from_slave: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_epoch", b"log_epoch", "offsets", b"offsets", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_slave", b"from_slave", "log_epoch", b"log_epoch", "offsets", b"offsets", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

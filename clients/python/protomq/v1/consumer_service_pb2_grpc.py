@@ -77,8 +77,9 @@ class ConsumerServiceServicer(object):
     """
 
     def CommitOffsets(self, request, context):
-        """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`). It
-        is answered when a send would be answered SEND_OK: the commit is in the log, under SYNC_FLUSH on stable storage.
+        """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`), or
+        were others than the caller knew when it began (`kept`). It is answered when a send would be answered SEND_OK: the commit is in the log,
+        under SYNC_FLUSH on stable storage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,8 +34,9 @@ class ConsumerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConsumerServiceAsyncStub: ...
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.CommitOffsetsRequest, _consumer_service_pb2.CommitOffsetsResponse]
-    """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`). It
-    is answered when a send would be answered SEND_OK: the commit is in the log, under SYNC_FLUSH on stable storage.
+    """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`), or
+    were others than the caller knew when it began (`kept`). It is answered when a send would be answered SEND_OK: the commit is in the log,
+    under SYNC_FLUSH on stable storage.
     """
     GetOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.GetOffsetsRequest, _consumer_service_pb2.GetOffsetsResponse]
     """GetOffsets answers what a group has committed."""
@@ -62,8 +63,9 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.CommitOffsetsRequest, _consumer_service_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
-    """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`). It
-    is answered when a send would be answered SEND_OK: the commit is in the log, under SYNC_FLUSH on stable storage.
+    """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`), or
+    were others than the caller knew when it began (`kept`). It is answered when a send would be answered SEND_OK: the commit is in the log,
+    under SYNC_FLUSH on stable storage.
     """
     GetOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.GetOffsetsRequest, _consumer_service_pb2.GetOffsetsResponse]  # type: ignore[assignment]
     """GetOffsets answers what a group has committed."""
@@ -93,8 +95,9 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_service_pb2.CommitOffsetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_service_pb2.CommitOffsetsResponse, _abc.Awaitable[_consumer_service_pb2.CommitOffsetsResponse]]:
-        """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`). It
-        is answered when a send would be answered SEND_OK: the commit is in the log, under SYNC_FLUSH on stable storage.
+        """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`), or
+        were others than the caller knew when it began (`kept`). It is answered when a send would be answered SEND_OK: the commit is in the log,
+        under SYNC_FLUSH on stable storage.
         """
 
     @_abc_1.abstractmethod
