@@ -30,7 +30,7 @@ from protomq.v1.membership_service_pb2 import (
     TakenQueues,
     TopicQueueCount,
 )
-from protomq_runtime.dispatch import raw
+from protomq_runtime.dispatch import never_shed, raw
 from protomq_runtime.errors import (
     SHUTTING_DOWN,
     Code,
@@ -274,6 +274,7 @@ class MembershipService:
         except Exception as error:
             call.fail(to_service_error(error))
 
+    @never_shed
     @tells_store_errors
     def leave_group(self, request: LeaveGroupRequest, context: CallContext) -> LeaveGroupResponse:
         """See the service."""
