@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from protomq import MessageQueue
+from protomq._consumer_calls import Limits
 from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import POLL_CALL_TIMEOUT_S, RETRY_RESOLVE_S, ConsumerSteps
 from protomq._filters import NO_FILTER, MessageFilter
 from protomq._hook_points import HookPoints
 from protomq._methods import COMMIT_OFFSETS, GET_OFFSETS, GET_QUEUE_RANGE, PULL, SEARCH_OFFSET
 from protomq._pull_logic import Ticket
+from protomq._retry import GOING, LAST_COMMIT, Retries
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
     CallCancelledError,
@@ -458,6 +460,24 @@ def test_the_last_commit_is_given_up_when_its_time_is_over_and_that_is_told_once
     assert isinstance(world.driver.run(consumer.steps.commit_last("on close")), SystemBusyError)
     assert 2.4 < world.now_s() - begun_s < 3.0
     assert [text for text in caplog.messages if "not committed" in text] == ["offsets of g in T/a not committed on close: busy"]
+
+
+@pytest.mark.parametrize("retries", [GOING, LAST_COMMIT])
+def test_a_broker_that_stays_busy_is_waited_for_once_and_not_for_each_of_its_topics(
+    world: FakeWorld, brokers: Brokers, retries: Retries
+) -> None:
+    topics = ["T", "U", "V"]
+    for topic in topics[1:]:
+        world.routes[topic] = route_of(topic, "a")
+    consumer = Consumer(world)
+    world.answers[COMMIT_OFFSETS] = _busy
+    begun_s = world.now_s()
+    offsets = dict.fromkeys((MessageQueue(topic, "a", 0) for topic in topics), 1)
+    errors = world.driver.run(consumer.steps.commits.commit(offsets, Limits(3.0, retries)))
+    assert list(errors) == [(topic, "a") for topic in topics]
+    assert world.now_s() - begun_s < 3.0
+    asked = [offset.topic for _, method, request, _ in world.calls for offset in pb.CommitOffsetsRequest.FromString(request).offsets]
+    assert asked[-3:] == topics
 
 
 @pytest.mark.parametrize("failure", [TopicNotFoundError, NotPermittedError])
