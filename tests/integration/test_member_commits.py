@@ -7,12 +7,17 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
-from protomq import Admin, AsyncPullConsumer, Producer, PullConsumer
-from protomq.errors import QueueNotOwnedError, TransportError
+from protomq import Admin, AsyncPullConsumer, Producer, PullConsumer, PushConsumer
+from protomq._methods import COMMIT_OFFSETS
+from protomq._transport import SyncTransport
+from protomq._types import BrokerAddress, MethodInfo
+from protomq.errors import QueueNotOwnedError, SystemBusyError, TransportError
 from protomq.testing import Broker
 from tests.support.member_processes import member_process, read_until
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -143,3 +148,56 @@ def test_a_queue_that_is_another_members_is_not_committed_and_one_that_was_assig
                 stranger.assign([queue])
             stranger.commit({queue: 5})
             assert committed(broker) == [5]
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+@pytest.mark.parametrize("orderly", [False, True])
+def test_joins_and_leaves_at_a_busy_broker_repeat_nothing(
+    transport: Literal["remoting", "grpc"], orderly: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker refuses four commits of what goes by the join, and four of what goes by the leave."""
+    real, refusals, refused = SyncTransport.call, 0, 0
+
+    def call(self: SyncTransport, address: BrokerAddress, method: MethodInfo, *rest: Any, **named: Any) -> bytes:
+        nonlocal refused
+        if method is COMMIT_OFFSETS and refused < refusals:
+            refused += 1
+            error = SystemBusyError("the lane consumer is overloaded")
+            error.retry_delay_ms = 100
+            raise error
+        return real(self, address, method, *rest, **named)
+
+    monkeypatch.setattr(SyncTransport, "call", call)
+    with Broker() as broker:
+        with Admin(namesrv=broker.namesrv) as admin:
+            admin.create_topic("t", write_queues=4, read_queues=4)
+        with Producer(namesrv=broker.namesrv) as producer:
+            for number in range(40):
+                producer.send("t", b"%d" % number)
+        heard: list[bytes] = []
+
+        def member() -> PushConsumer:
+            source = PushConsumer("g", namesrv=broker.namesrv, transport=transport, orderly=orderly, commit_interval_s=60.0)
+            source.subscribe("t", lambda message: heard.append(message.body))
+            return source
+
+        def count(source: PushConsumer) -> int:
+            return sum(queue.topic == "t" for queue in source.assignment())
+
+        first = member()
+        first.start()
+        wait_for(lambda: len(heard) >= 40)
+        refusals = 4
+        with member() as second:
+            wait_for(lambda: count(first) == count(second) == 2)
+            assert refused == 4
+            refused = 0
+            assert first.stop() == 0
+            assert refused == 4
+            wait_for(lambda: count(second) == 4)
+            with Producer(namesrv=broker.namesrv) as producer:
+                for number in range(40, 80):
+                    producer.send("t", b"%d" % number)
+            wait_for(lambda: len(heard) >= 80)
+        assert Counter(heard) == Counter(b"%d" % number for number in range(80))
+    assert "not committed" not in caplog.text

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ Faulty = Callable[[FakeServer], None]
 
 FAULTS: dict[str, Faulty] = {
     "refuses": lambda server: server.fail(_methods.COMMIT_OFFSETS, REFUSED, times=9),
-    "is busy": lambda server: server.fail(_methods.COMMIT_OFFSETS, BUSY, times=9),
+    "is busy": lambda server: server.fail(_methods.COMMIT_OFFSETS, BUSY, times=99),
     "is silent": lambda server: server.stall(_methods.COMMIT_OFFSETS, times=9),
     "is gone": lambda server: server.stop(),
 }
@@ -100,6 +101,35 @@ async def test_close_of_the_async_consumer_does_so_too(
     assert told[0].filename == __file__
     assert second.committed == {("g", "t", 0): 1}
     assert len(lines(caplog, "on close")) == 1
+
+
+BUSY_FOR_A_WHILE = RpcStatus(8, "busy", "SYSTEM_BUSY", retry_delay_ms=100)
+
+
+def test_close_outlasts_a_broker_that_is_busy(
+    two: tuple[FakeServer, ...], recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    names, first, second = two
+    source = consumed(names)
+    first.fail(_methods.COMMIT_OFFSETS, BUSY_FOR_A_WHILE, times=6)
+    begun_s = time.monotonic()
+    source.close()
+    assert first.committed == second.committed == {("g", "t", 0): 1}
+    assert time.monotonic() - begun_s >= 0.1 + 0.1 + 0.2 + 0.4 + 0.5
+    assert not recwarn.list
+    assert lines(caplog, "on close") == []
+
+
+async def test_close_of_the_async_consumer_outlasts_it_too(
+    two: tuple[FakeServer, ...], recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    names, first, second = two
+    source = await async_consumed(names)
+    first.fail(_methods.COMMIT_OFFSETS, BUSY_FOR_A_WHILE, times=6)
+    await source.close()
+    assert first.committed == second.committed == {("g", "t", 0): 1}
+    assert not recwarn.list
+    assert lines(caplog, "on close") == []
 
 
 def test_commit_asks_every_broker_and_raises_at_the_end(
@@ -203,7 +233,7 @@ def test_when_the_program_ends_every_consumer_asks_every_broker(
     names, first, second = two
     program = textwrap.dedent(PROGRAM).format(count=2, address=names.address)
     if name == "is gone":
-        for _ in range(9):
+        for _ in range(99):
             first.drop(_methods.COMMIT_OFFSETS)
     else:
         FAULTS[name](first)

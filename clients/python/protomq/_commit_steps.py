@@ -22,6 +22,7 @@ from ._open_consumers import share_s
 from ._outages import Outages
 from ._pull_logic import PullState
 from ._queue_locks import QueueLocks
+from ._retry import ONCE
 from ._steps import Steps
 from ._types import Membership, MessageQueue
 from .errors import (
@@ -168,10 +169,12 @@ class CommitSteps:
 
         Of queues that others may have by now nothing is committed: MemberUnknownError. `by_calls`: see MembershipState.stands.
 
-        One that does not answer is not asked for its other topics; one that has fewer queues now is asked again for those it has.
+        One that does not answer is not asked for its other topics. One that was busy for all its time is asked once for each. One that has
+        fewer queues now is asked again for those it has.
         """
         errors: CommitErrors = {}
         silent: set[str] = set()
+        busy: set[str] = set()
         parts = by_broker(offsets)
         # Of now, when the offsets are: while the first brokers answer, the member may give up what it has at the next ones.
         named = {key: {self._membership(queue) for queue in members} for key, members in parts.items()}
@@ -191,6 +194,8 @@ class CommitSteps:
                     continue
             left_s = share_s(ends_s, len(parts) - i, self._clock())
             within = limits._replace(timeout_s=min(limits.timeout_s, left_s))
+            if broker_name in busy:
+                within = within._replace(retries=ONCE)
             several = named[topic, broker_name]
             member = several.pop() if len(several) == 1 else None
             try:
@@ -215,6 +220,8 @@ class CommitSteps:
                     self._outages.failed(f"broker {broker_name}" if is_away else _commits_at(broker_name), topic, error)
                 if isinstance(error, TransportError):
                     silent.add(broker_name)
+                elif isinstance(error, limits.retries.outlasts):
+                    busy.add(broker_name)
                 errors[topic, broker_name] = error
             else:
                 self._outages.answered(_commits_at(broker_name), topic)

@@ -44,12 +44,13 @@ from ._outages import Outages
 from ._pull_logic import PullState, Ticket
 from ._queue_listener import ListenerMethod, QueueListener, told
 from ._queue_locks import QueueLocks
-from ._retry import LAST_COMMIT, ONCE
+from ._retry import GOING, LAST_COMMIT, ONCE, PAUSE_MIN_S
 from ._route_looks import TOLD_SPREAD_S, UNSURE_SPREAD_S, RouteLooks
 from ._seldom import SaidSeldom
 from ._steps import Each, ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, Membership, MessageQueue, QueueRange, Route
 from .errors import (
+    BusyError,
     ClosedError,
     ConfigurationError,
     InvalidArgumentError,
@@ -137,6 +138,8 @@ class ConsumerSteps:
         self._changes_again = False
         self._committing_count = 0
         self._next_commit_s = clock() + options.auto_commit_interval_s
+        self._commit_pause_s = PAUSE_MIN_S
+        """Behind the next commit in `poll` that a busy broker refuses."""
         self._retry_resolve_s = 0.0
         self._exists: dict[str, bool] = {}
         """What brokers say of topics: a name server may not know yet of one that was made a moment ago."""
@@ -368,10 +371,12 @@ class ConsumerSteps:
             self._note_incarnation(queue.topic, queue.broker_name, self.state.incarnation(queue))
         if self._listener is not None:
             yield from self._tell(self._listener.on_revoked, queues)
+        # Not within the limits of `poll`: their next owners begin where this commit stands.
+        last = self._limits._replace(retries=GOING if limits is IN_POLL else LAST_COMMIT)
         if self.options.auto_commits:
-            yield from self.commits.commit_dealt_with("when they went", limits, of=frozenset(queues))
+            yield from self.commits.commit_dealt_with("when they went", last, is_last=True, of=frozenset(queues))
         else:
-            yield from self._pin_existing(limits, frozenset(queues))
+            yield from self._pin_existing(last, frozenset(queues), is_last=True)
         if self.locks is not None:
             yield from self.locks.release(queues, limits)
 
@@ -439,8 +444,7 @@ class ConsumerSteps:
             # Not of a poll that is cancelled meanwhile: the next one asks.
             self.state.believe(doubted)
         if self.options.auto_commits and now_s >= self._next_commit_s and not self._committing_count:
-            self._next_commit_s = now_s + self.options.auto_commit_interval_s
-            yield from self._commit_now("in poll", IN_POLL)
+            yield from self._commit_in_poll()
         if not self._pins_due_in_s(now_s):
             yield from self._pin_existing(IN_POLL)
         if self._share is not None:
@@ -769,14 +773,15 @@ class ConsumerSteps:
         dues_s = [start.next_commit_s for queue, start in self._unpinned.items() if state.incarnation(queue) and state.lacks_commit(queue)]
         return max(min(dues_s, default=float("inf")) - now_s, 0.0)
 
-    def _pin_existing(self, limits: Limits, of: Collection[MessageQueue] | None = None) -> Steps[None]:
+    def _pin_existing(self, limits: Limits, of: Collection[MessageQueue] | None = None, *, is_last: bool = False) -> Steps[None]:
         """Commits starts that no broker has yet, of topics that exist by now. `of`: of these queues only."""
         # Also of queues that have not answered yet: the process may end with the topic's first message.
         topics = {queue.topic for queue in self._unpinned if self.state.incarnation(queue)}
-        return self._pin([queue for queue in self._unpinned if queue.topic in topics and (of is None or queue in of)], limits)
+        queues = [queue for queue in self._unpinned if queue.topic in topics and (of is None or queue in of)]
+        return self._pin(queues, limits, is_last=is_last)
 
-    def _pin(self, queues: Iterable[MessageQueue], limits: Limits) -> Steps[None]:
-        """Commits where queues begin; a failure is made up for by a later look."""
+    def _pin(self, queues: Iterable[MessageQueue], limits: Limits, *, is_last: bool = False) -> Steps[None]:
+        """Commits where queues begin; a failure is made up for by a later look, unless this is the last one."""
         starts = {queue: self._unpinned[queue] for queue in queues if self.state.lacks_commit(queue)}
         if not starts:
             return
@@ -787,7 +792,7 @@ class ConsumerSteps:
         self._committing_count += 1
         try:
             offsets = {queue: start.queue_offset for queue, start in starts.items()}
-            yield from self.commits.commit_or_log(offsets, "where they begin", limits)
+            yield from self.commits.commit_or_log(offsets, "where they begin", limits, is_last=is_last)
         finally:
             self._committing_count -= 1
 
@@ -907,20 +912,28 @@ class ConsumerSteps:
         if errors:
             raise combined(errors)
 
-    def _commit_now(self, when: str, limits: Limits, of: frozenset[MessageQueue] | None = None) -> Steps[None]:
-        """Commits what was finished; meanwhile `poll` of another task does not."""
+    def _commit_in_poll(self) -> Steps[None]:
+        """Commits what was finished; meanwhile `poll` of another task does not. A broker that is busy is asked again soon."""
+        interval_s = self.options.auto_commit_interval_s
+        self._next_commit_s = self.clock() + interval_s
         self._committing_count += 1
         try:
-            yield from self.commits.commit_dealt_with(when, limits, of=of)
+            error = yield from self.commits.commit_dealt_with("in poll", IN_POLL)
         finally:
             self._committing_count -= 1
+        if isinstance(error, BusyError):
+            pause_s = max((error.retry_delay_ms or 0) / 1000, self._commit_pause_s)
+            self._next_commit_s = min(self.clock() + pause_s, self._next_commit_s)
+            self._commit_pause_s = min(2 * self._commit_pause_s, interval_s)
+        else:
+            self._commit_pause_s = PAUSE_MIN_S
 
     def say_goodbye(self) -> Steps[None]:
         """The consumer is being closed: the listener is told that all queues go. Where they began others are to know."""
         if self._listener is not None and not self._is_changing:
             yield from self._tell(self._listener.on_revoked, self.state.queues)
         if not self.options.auto_commits:
-            yield from self._pin_existing(IN_POLL)
+            yield from self._pin_existing(self._limits._replace(retries=LAST_COMMIT), is_last=True)
 
     def commit_last(self, when: str, ends_s: float = float("inf")) -> Steps[ProtomqError | None]:
         """What was finished, when nothing comes after. The first error."""

@@ -5,8 +5,10 @@
                                           was lost, which is opened again           shared among them
     name servers, all are told            1 of each                                   the same                   none
     a consumer's calls to a broker        3 (CALL)                                    request_timeout_s          50 ms, or as asked
-      commits in `poll`, new queues       1 (ONCE); the next `poll` makes up for it   0.5 s                      -
-      the last commit, on close           2 (LAST_COMMIT)                             request_timeout_s          50 ms, or as asked
+      commits in `poll`, new queues       1 (ONCE); a `poll` makes up for it          0.5 s                      -
+      the last commit, on close           any number, while it may pass (LAST_COMMIT) request_timeout_s          50 ms, doubling to 0.5 s
+        of a queue that goes in `poll`    the same, at a broker that answers          request_timeout_s          50 ms, doubling to 0.5 s
+                                            (GOING)
     send_back                             3 (CALL)                                    request_timeout_s          50 ms, or as asked
     receive (`_pop_steps.py`)             any number; without a hold 3 (CALL)         the hold and 5 s           50 ms, doubling to 0.5 s
     ack, nack, change_invisible           any number (SETTLE)                         request_timeout_s          50 ms, doubling to 0.5 s
@@ -27,6 +29,10 @@ A try that falls from the remoting port over to gRPC is one try, since nothing w
 
 A broker that is silent, or was so in the same call, costs no try: another master may be elected. Then a call goes on until its time is
 over, with pauses up to 0.5 s.
+
+Nothing makes up for the last commit of a queue: its next owner begins there, and repeats what is not in it. So a broker that is busy, or
+no master yet, costs no try either. On close neither does one that is away, which may be restarting. In `poll` that one ends it: a broker
+that is gone must not hold up the queues of the others. What waiting hardly mends, as a topic that is deleted, is tried twice.
 
 A try of `ack`, `nack` and `change_invisible` gets half of the time that is left, as one of a send does. Its connection may be dead without
 a word, and the next try opens another one.
@@ -66,14 +72,17 @@ from typing import Final
 from ._checks import check_count
 from ._transport_options import was_silent
 from .errors import (
+    BusyError,
     ConnectFailedError,
     ConnectionLostError,
+    DeadlineExceededError,
     NoRouteError,
     NotMasterError,
     ProtomqError,
     QueueNotFoundError,
     ShuttingDownError,
     TopicNotFoundError,
+    TransportError,
 )
 
 ATTEMPT_TIMEOUT_MIN_S: Final = 0.5
@@ -98,12 +107,13 @@ class Retries:
     """How often a call is tried, within its time-out.
 
     `tries_max`: None: until the time is over. `pause_max_s`: the pause doubles up to it. `only_definite`: not after an error that leaves
-    open whether something has happened.
+    open whether something has happened. `outlasts`: these errors pass, and cost no try.
     """
 
     tries_max: int | None = 1
     pause_max_s: float = PAUSE_MIN_S
     only_definite: bool = False
+    outlasts: tuple[type[ProtomqError], ...] = ()
 
     def of_call(
         self, deadline_s: float, clock: Callable[[], float], *, fixed_address: bool = False
@@ -114,8 +124,12 @@ class Retries:
 
 ONCE: Final = Retries()
 CALL: Final = Retries(3)
-LAST_COMMIT: Final = Retries(2)
-"""Nothing makes up for it: a broker that came back since the last call has closed the connection, and answers on a new one."""
+LAST_COMMIT: Final = Retries(
+    2, pause_max_s=BACKOFF_MAX_S, outlasts=(BusyError, NotMasterError, DeadlineExceededError, TransportError, NoRouteError)
+)
+"""Nothing makes up for it: what its broker has not taken comes again."""
+GOING: Final = Retries(1, pause_max_s=BACKOFF_MAX_S, outlasts=(BusyError, NotMasterError, DeadlineExceededError))
+"""The last commit of a queue that goes while others stay, which a broker that is away must not hold up."""
 CHANGE: Final = Retries(3, only_definite=True)
 RECALL: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
 LISTEN: Final = Retries(None, pause_max_s=BACKOFF_MAX_S)
@@ -154,7 +168,7 @@ class CallRetries:
         retries = self._retries
         if not self._fixed_address and retries.tries_max != 1 and was_silent(error):
             self._waits, self._pause_max_s = True, max(retries.pause_max_s, BACKOFF_MAX_S)
-        if not self._waits:
+        if not self._waits and not isinstance(error, retries.outlasts):
             self._tries += 1
         if (
             not error.retriable

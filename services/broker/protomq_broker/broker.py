@@ -377,7 +377,7 @@ class Broker:
         """Threads and limits of the broker's lanes."""
         lanes = self.config.lanes
         return {
-            SEND_LANE: LaneConfig(1, AdmissionConfig(depth_max=lanes.send_depth_max)),
+            SEND_LANE: LaneConfig(1, AdmissionConfig(depth_max=lanes.send_depth_max, waits_for_disk=True)),
             # A cold disk makes pulls wait without any overload: more patience than with the other lanes.
             "pull": LaneConfig(
                 lanes.pull_threads,
@@ -385,10 +385,11 @@ class Broker:
                     depth_max=lanes.pull_depth_max,
                     queue_time_target_ms=1_000,
                     queue_time_interval_ms=2_000,
+                    waits_for_disk=True,
                 ),
             ),
             # One thread: only this thread plans which messages a pop gets.
-            POP_LANE: LaneConfig(1, AdmissionConfig(depth_max=lanes.pop_depth_max)),
+            POP_LANE: LaneConfig(1, AdmissionConfig(depth_max=lanes.pop_depth_max, waits_for_disk=True)),
             "consumer": LaneConfig(
                 lanes.consumer_threads, AdmissionConfig(depth_max=lanes.consumer_depth_max)
             ),

@@ -24,7 +24,7 @@ from protomq.v1.consumer_service_pb2 import (
     SearchOffsetResponse,
 )
 from protomq.wire.topics import retry_topic
-from protomq_runtime.dispatch import raw
+from protomq_runtime.dispatch import never_shed, raw
 from protomq_runtime.errors import invalid_argument, unparsable
 
 from .forks import settle_commit
@@ -69,6 +69,7 @@ class ConsumerService:
         self._commits = commits
         self._clock = clock
 
+    @never_shed
     @raw
     def commit_offsets(self, call: Call) -> None:
         """Checks all offsets, then has all of them appended; answered when they are stored."""

@@ -31,7 +31,7 @@ from protomq.v1.membership_service_pb2 import (
     TopicQueueCount,
 )
 from protomq.wire.texts import one_line
-from protomq_runtime.dispatch import raw
+from protomq_runtime.dispatch import never_shed, raw
 from protomq_runtime.errors import (
     SHUTTING_DOWN,
     Code,
@@ -275,6 +275,7 @@ class MembershipService:
         except Exception as error:
             call.fail(to_service_error(error))
 
+    @never_shed
     @tells_store_errors
     def leave_group(self, request: LeaveGroupRequest, context: CallContext) -> LeaveGroupResponse:
         """See the service."""

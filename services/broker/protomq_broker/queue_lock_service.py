@@ -24,7 +24,7 @@ from protomq.v1.queue_lock_service_pb2 import (
     UnlockQueuesResponse,
 )
 from protomq.wire.topics import LOCKS_TOPIC
-from protomq_runtime.dispatch import raw
+from protomq_runtime.dispatch import never_shed, raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .memberships import QUEUES_MAX, TEXT_MAX_BYTES
@@ -76,6 +76,7 @@ class QueueLockService:
         """Locks the free queues among those named for the member, and renews its locks."""
         self._parse(call, LockQueuesRequest, self._lock)
 
+    @never_shed
     @raw
     def unlock_queues(self, call: Call) -> None:
         """Unlocks the queues that the member names."""

@@ -22,6 +22,7 @@ from protomq.v1 import options_pb2
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 REQUEST_SIZE_DEFAULT_BYTES = 1 << 20
 _STYLE_ATTRIBUTE = "__protomq_style__"
+_NEVER_SHED_ATTRIBUTE = "__protomq_never_shed__"
 
 
 class Style(IntEnum):
@@ -42,6 +43,12 @@ def raw(function: _Function) -> _Function:
 def drained(function: _Function) -> _Function:
     """`def send(self, calls: list[Call]) -> None`: all calls that the lane collected in one turn of its loop, over all connections."""
     setattr(function, _STYLE_ATTRIBUTE, Style.DRAINED)
+    return function
+
+
+def never_shed(function: _Function) -> _Function:
+    """The call tells the end of work that is done: a lane that is overloaded serves it all the same. Only a full queue refuses it."""
+    setattr(function, _NEVER_SHED_ATTRIBUTE, True)
     return function
 
 
@@ -75,12 +82,13 @@ class Method:
 class BoundMethod:
     """A method and the function that serves it. Immutable once the server has started; any thread."""
 
-    __slots__ = ("function", "method", "method_id", "style")
+    __slots__ = ("function", "may_be_shed", "method", "method_id", "style")
 
     def __init__(self, method: Method, style: Style, function: Callable[..., Any]) -> None:
         self.method = method
         self.method_id = method.method_id or 0
         self.style = style
+        self.may_be_shed = not getattr(function, _NEVER_SHED_ATTRIBUTE, False)
         self.function = function
 
     def __repr__(self) -> str:

@@ -65,7 +65,7 @@ class LaneCalls:
         """The refusal of this lane."""
         self.submitted: deque[Call] = deque()
         """Calls from other threads that are not started yet."""
-        self.rule = QueueTimeRule(admission)
+        self.rule = QueueTimeRule(admission, time.thread_time)
         self._pool_methods = methods
         self._methods: Mapping[int, BoundMethod] = methods.own
         """What is served here; empty once everything is refused, so that the hot path need not ask."""
@@ -108,7 +108,7 @@ class LaneCalls:
             self._lane.call_count += 1
             if self._refusal is not None:
                 call.fail(self._refusal)
-            elif shed_after is not None and now - call.received > shed_after:
+            elif shed_after is not None and call.bound.may_be_shed and now - call.received > shed_after:
                 self._reject(call)
             elif call.deadline is not None and now > call.deadline:
                 call.fail(DEADLINE_EXCEEDED)
@@ -164,7 +164,7 @@ class LaneCalls:
                 received,
                 received + timeout_ms / 1000 if timeout_ms else None,
             )
-            if shed_at is not None and time.monotonic() > shed_at:
+            if shed_at is not None and bound.may_be_shed and time.monotonic() > shed_at:
                 self._reject(call)
             elif bound.style is Style.DRAINED:
                 calls = drained.get(bound)

@@ -263,15 +263,24 @@ class RemotingServer(threading.Thread):
         except OSError:
             sock.close()
             return
-        try:
-            received = bytes(self._scratch[: stream.recv_into(self._scratch)])
-        except OSError:  # Nothing yet, or it is gone.
-            received = b""
+        received = self._what_has_come(stream)
         if len(received) >= len(MAGIC) + HEADER_SIZE_BYTES:
             request_id = decode_header(received, len(MAGIC)).request_id
         if MAGIC.startswith(received[: len(MAGIC)]):
             _send_all(stream, encode_answer(request_id, HELLO_METHOD_ID, len(status), int(error.code)) + status)
         stream.close()
+
+    def _what_has_come(self, stream: ByteStream) -> bytes:
+        received = b""
+        try:
+            while not received or stream.has_received_ahead:
+                count = stream.recv_into(self._scratch)
+                if not count:
+                    break
+                received += self._scratch[:count]
+        except OSError:
+            pass  # Nothing yet, or it is gone.
+        return received
 
     def _take(self, sock: socket.socket, peer: str) -> None:
         try:

@@ -223,7 +223,7 @@ def default_lane_config(lane: str) -> LaneConfig:
         return LaneConfig(admission=AdmissionConfig(queue_time_target_ms=0))
     if lane == "pull":
         return LaneConfig(
-            admission=AdmissionConfig(queue_time_target_ms=1000, queue_time_interval_ms=2000)
+            admission=AdmissionConfig(queue_time_target_ms=1000, queue_time_interval_ms=2000, waits_for_disk=True)
         )
     return LaneConfig()
 

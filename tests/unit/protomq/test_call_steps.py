@@ -12,7 +12,7 @@ from protomq._call_steps import call_address, call_broker
 from protomq._decoding import decoded
 from protomq._methods import GET_OFFSETS, GET_ROUTE, PING
 from protomq._name_servers import NameServerList, ask_all, ask_one
-from protomq._retry import CALL, CHANGE, LAST_COMMIT, ONCE, UNTIL_THE_END, Retries
+from protomq._retry import CALL, CHANGE, GOING, LAST_COMMIT, ONCE, UNTIL_THE_END, Retries
 from protomq.errors import (
     ConfigurationError,
     ConnectFailedError,
@@ -27,6 +27,7 @@ from protomq.errors import (
     RequestTimeoutError,
     SystemBusyError,
     TopicNotFoundError,
+    TransportError,
     UnknownMethodError,
 )
 from protomq.v1.consumer_service_pb2 import GetOffsetsResponse
@@ -47,7 +48,7 @@ def world_with(*errors: ProtomqError | bytes) -> FakeWorld:
 
 
 @pytest.mark.parametrize(
-    ("retries", "tries"), [(ONCE, 1), (CALL, 3), (LAST_COMMIT, 2), (CHANGE, 3)]
+    ("retries", "tries"), [(ONCE, 1), (CALL, 3), (CHANGE, 3)]
 )
 def test_a_call_is_tried_so_often_and_then_raises_the_last_error(
     retries: Retries, tries: int
@@ -57,6 +58,29 @@ def test_a_call_is_tried_so_often_and_then_raises_the_last_error(
         call(world, retries)
     assert len(world.calls) == tries
     assert world.pauses == [0.05] * (tries - 1)
+
+
+@pytest.mark.parametrize("retries", [GOING, LAST_COMMIT])
+def test_the_last_commit_of_a_queue_outlasts_what_passes(retries: Retries) -> None:
+    world = world_with(*(SystemBusyError("busy") for _ in range(7)))
+    assert call(world, retries) == b""
+    assert world.pauses == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(("retries", "tries"), [(GOING, 1), (LAST_COMMIT, 2)])
+def test_the_last_commit_of_a_queue_does_not_outlast_what_stays(retries: Retries, tries: int) -> None:
+    world = world_with(*(QueueNotFoundError("gone") for _ in range(9)))
+    with pytest.raises(QueueNotFoundError):
+        call(world, retries)
+    assert len(world.calls) == tries
+
+
+def test_what_goes_in_a_poll_is_not_waited_for_where_its_broker_is_away() -> None:
+    for error in (ConnectFailedError("x"), ConnectionLostError("x"), silent("x")):
+        world = world_with(error)
+        with pytest.raises(TransportError):
+            call(world, GOING)
+        assert (len(world.calls), world.pauses) == (1, [])
 
 
 @pytest.mark.parametrize(("first", "is_definite"), [(ConnectionLostError("x"), False), (SystemBusyError("x"), True)])
@@ -186,7 +210,7 @@ ERRORS = st.sampled_from(
 
 @given(
     errors=st.lists(ERRORS, max_size=12),
-    retries=st.sampled_from([ONCE, CALL, LAST_COMMIT, CHANGE, UNTIL_THE_END]),
+    retries=st.sampled_from([ONCE, CALL, GOING, LAST_COMMIT, CHANGE, UNTIL_THE_END]),
     timeout_s=st.floats(0.001, 20.0),
     call_takes_s=st.sampled_from([0.0, 0.02, 0.4]),
     fixed=st.booleans(),
@@ -207,7 +231,9 @@ def test_whatever_happens_tries_and_time_are_bounded_and_the_last_error_comes_ou
     except ProtomqError as error:
         raised = error
     tries = len(world.calls)
-    assert 1 <= tries <= (retries.tries_max or tries)
+    outlasted = sum(isinstance(error, retries.outlasts) for error in errors[:tries])
+    assert tries >= 1
+    assert tries - outlasted <= (retries.tries_max or tries)
     assert raised is (errors[tries - 1] if tries <= len(errors) else None)
     # No pause leads beyond the end; only what was begun before it may end behind it.
     assert world.now_s() < timeout_s + 2 * call_takes_s + 0.001

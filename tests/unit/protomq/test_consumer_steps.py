@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from protomq import MessageQueue
+from protomq._consumer_calls import Limits
 from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import POLL_CALL_TIMEOUT_S, RETRY_RESOLVE_S, ConsumerSteps
 from protomq._filters import NO_FILTER, MessageFilter
 from protomq._hook_points import HookPoints
 from protomq._methods import COMMIT_OFFSETS, GET_OFFSETS, GET_QUEUE_RANGE, PULL, SEARCH_OFFSET
 from protomq._pull_logic import Ticket
+from protomq._retry import GOING, LAST_COMMIT, Retries
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import (
     CallCancelledError,
@@ -30,6 +32,7 @@ from protomq.errors import (
     ConfigurationError,
     ConnectFailedError,
     ConnectionLostError,
+    DeadlineExceededError,
     IllegalFilterError,
     NotMasterError,
     NotPermittedError,
@@ -126,6 +129,13 @@ class Brokers:
         found, none = pull_service_pb2.PULL_STATUS_FOUND, pull_service_pb2.PULL_STATUS_NO_NEW_MSG
         answer.status = found if upto > asked.queue_offset else none
         return answer.SerializeToString()
+
+
+def asks_for(delay_ms: int) -> SystemBusyError:
+    """A refusal that says when to come again."""
+    error = SystemBusyError("busy")
+    error.retry_delay_ms = delay_ms
+    return error
 
 
 class Consumer:
@@ -479,16 +489,111 @@ def test_a_topic_that_nobody_knows_yet_may_be_one_that_a_slave_lacks(world: Fake
     assert (consumer.steps.state.began(A0), consumer.steps.state.began(B0)) == (0, None)
 
 
-def test_the_last_commit_is_tried_twice(world: FakeWorld, brokers: Brokers) -> None:
+def with_one_to_commit(world: FakeWorld, brokers: Brokers) -> Consumer:
+    """A consumer that has dealt with the one message of A0."""
     brokers.ends[A0] = 1
     consumer = Consumer(world)
     consumer.subscribe()
     consumer.poll()
     consumer.steps.state.user_came_back()
-    world.failures["a"].extend(ConnectionLostError("closed") for _ in range(9))
-    error = world.driver.run(consumer.steps.commit_last("on close"))
-    assert isinstance(error, ConnectionLostError)
+    return consumer
+
+
+@pytest.mark.parametrize("failure", [SystemBusyError, ConnectionLostError, ConnectFailedError, NotMasterError, DeadlineExceededError])
+def test_the_last_commit_outlasts_a_broker_that_is_busy_or_away(
+    world: FakeWorld, brokers: Brokers, failure: type[ProtomqError], caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = with_one_to_commit(world, brokers)
+    world.failures["a"].extend(failure("not now") for _ in range(7))
+    assert world.driver.run(consumer.steps.commit_last("on close")) is None
+    assert brokers.committed[A0] == 1
+    assert world.pauses == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.5]
+    assert "not committed" not in caplog.text
+
+
+def test_the_last_commit_waits_as_long_as_its_broker_asks(world: FakeWorld, brokers: Brokers) -> None:
+    consumer = with_one_to_commit(world, brokers)
+    world.failures["a"].extend(asks_for(300) for _ in range(4))
+    assert world.driver.run(consumer.steps.commit_last("on close")) is None
+    assert world.pauses == [0.3, 0.3, 0.3, 0.4]
+
+
+def test_the_last_commit_is_given_up_when_its_time_is_over_and_that_is_told_once(
+    world: FakeWorld, brokers: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = with_one_to_commit(world, brokers)
+    world.failures["a"].extend(SystemBusyError("busy") for _ in range(99))
+    begun_s = world.now_s()
+    assert isinstance(world.driver.run(consumer.steps.commit_last("on close")), SystemBusyError)
+    assert 2.4 < world.now_s() - begun_s < 3.0
+    assert [text for text in caplog.messages if "not committed" in text] == ["offsets of g in T/a not committed on close: busy"]
+
+
+@pytest.mark.parametrize("retries", [GOING, LAST_COMMIT])
+def test_a_broker_that_stays_busy_is_waited_for_once_and_not_for_each_of_its_topics(
+    world: FakeWorld, brokers: Brokers, retries: Retries
+) -> None:
+    topics = ["T", "U", "V"]
+    for topic in topics[1:]:
+        world.routes[topic] = route_of(topic, "a")
+    consumer = Consumer(world)
+    world.answers[COMMIT_OFFSETS] = _busy
+    begun_s = world.now_s()
+    offsets = dict.fromkeys((MessageQueue(topic, "a", 0) for topic in topics), 1)
+    errors = world.driver.run(consumer.steps.commits.commit(offsets, Limits(3.0, retries)))
+    assert list(errors) == [(topic, "a") for topic in topics]
+    assert world.now_s() - begun_s < 3.0
+    asked = [offset.topic for _, method, request, _ in world.calls for offset in pb.CommitOffsetsRequest.FromString(request).offsets]
+    assert asked[-3:] == topics
+
+
+@pytest.mark.parametrize("failure", [TopicNotFoundError, NotPermittedError])
+def test_what_waiting_hardly_mends_is_tried_twice_by_the_last_commit(
+    world: FakeWorld, brokers: Brokers, failure: type[ProtomqError]
+) -> None:
+    consumer = with_one_to_commit(world, brokers)
+    world.failures["a"].extend(failure("no") for _ in range(9))
+    assert isinstance(world.driver.run(consumer.steps.commit_last("on close")), failure)
     assert calls(world, COMMIT_OFFSETS) == ["a", "a", "b"]
+
+
+def test_a_topic_that_is_unsubscribed_is_committed_though_its_broker_is_busy(
+    world: FakeWorld, brokers: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = with_one_to_commit(world, brokers)
+    world.failures["a"].extend(SystemBusyError("busy") for _ in range(7))
+    world.driver.run(consumer.steps.unsubscribe("T"))
+    assert brokers.committed[A0] == 1
+    assert "not committed" not in caplog.text
+
+
+@pytest.mark.parametrize("interval_s", [1.0, 60.0])
+def test_a_commit_in_poll_that_a_busy_broker_refuses_is_made_up_for_soon(
+    world: FakeWorld, brokers: Brokers, interval_s: float
+) -> None:
+    brokers.ends[A0] = 1
+    consumer = Consumer(world, auto_commit_interval_s=interval_s)
+    consumer.subscribe()
+    consumer.poll()
+    world.advance(interval_s)
+    world.failures["a"].append(asks_for(100))
+    consumer.poll()
+    world.advance(0.09)
+    consumer.poll()
+    assert calls(world, COMMIT_OFFSETS) == ["a", "b"]
+    world.advance(0.02)
+    consumer.poll()
+    assert brokers.committed[A0] == 1
+    assert calls(world, COMMIT_OFFSETS) == ["a", "b", "a"]
+    # A broker that goes on refusing is asked ever less often, and no less often than without a refusal.
+    brokers.ends[A0] = 2
+    world.advance(interval_s)
+    world.answers[COMMIT_OFFSETS] = _busy
+    world.calls.clear()
+    for _ in range(1000):
+        consumer.poll()
+        world.advance(interval_s / 100)
+    assert 9 <= len(calls(world, COMMIT_OFFSETS)) <= 22
 
 
 def test_a_commit_that_is_asked_for_is_tried_three_times_and_tells_every_failure(

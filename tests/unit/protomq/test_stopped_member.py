@@ -22,7 +22,12 @@ from protomq._methods import COMMIT_OFFSETS
 from protomq._queue_listener import QueueListener
 from protomq._queue_locks import QueueLocks
 from protomq.allocation import Average
-from protomq.errors import ConnectionLostError, MemberUnknownError
+from protomq.errors import (
+    ConnectFailedError,
+    ConnectionLostError,
+    MemberUnknownError,
+    SystemBusyError,
+)
 from protomq.v1 import membership_service_pb2 as pb
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
 from tests.support.fake_driver import FakeWorld, route_of
@@ -249,6 +254,66 @@ def test_a_queue_that_goes_while_others_go_is_told_and_committed_as_they_are() -
     assert [queue.queue_id for queue in node.steps.state.queues] == [0]
     commits = [CommitOffsetsRequest.FromString(request) for _, method, request, _ in node.world.calls if method == COMMIT_OFFSETS]
     assert [[offset.queue_id for offset in commit.offsets] for commit in commits] == [[2, 3], [1]]
+
+
+def with_some_to_commit() -> Sharing:
+    """A member that has dealt with five messages of each of its four queues."""
+    node = Sharing()
+    for queue in node.steps.state.queues:
+        node.steps.state.seek(queue, 5)
+    node.steps.state.user_came_back()
+    return node
+
+
+def commits_of(node: Sharing) -> list[list[int]]:
+    """The queues of each commit."""
+    requests = [CommitOffsetsRequest.FromString(request) for _, method, request, _ in node.world.calls if method == COMMIT_OFFSETS]
+    return [[offset.queue_id for offset in request.offsets] for request in requests]
+
+
+@pytest.mark.parametrize("refusals", [1, 7])
+def test_a_queue_that_goes_while_its_broker_is_busy_is_free_only_when_it_is_committed(
+    refusals: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = with_some_to_commit()
+    said: list[list[int]] = []
+
+    def busy_for_a_while(server: str, request: bytes) -> bytes:
+        ticket, _, hold, _ = node.member.state.begin("a", node.world.now_s())
+        node.member.ticket, node.member._said = ticket, pb.HoldMembershipRequest.FromString(hold).member
+        said.append(list(node.member._said.topics[0].queue_ids))
+        node.member.answer(*node.others)
+        if len(said) <= refusals:
+            raise SystemBusyError("busy")
+        return b""
+
+    node.world.answers[COMMIT_OFFSETS] = busy_for_a_while
+    node.others_are("z")
+    node.poll()
+    assert commits_of(node) == [[2, 3]] * (refusals + 1)
+    assert said == [[0, 1, 2, 3]] * (refusals + 1)
+    assert [queue.queue_id for queue in node.steps.state.queues] == [0, 1]
+    assert "not committed" not in caplog.text
+
+
+def test_a_queue_that_goes_uncommitted_is_told_each_time_that_happens(caplog: pytest.LogCaptureFixture) -> None:
+    node = with_some_to_commit()
+    node.world.failures["a"].extend(SystemBusyError("busy") for _ in range(99))
+    begun_s = node.world.now_s()
+    for others in (["z"], ["y", "z", "zz"]):
+        node.others_are(*others)
+        node.poll()
+    assert 4.8 < node.world.now_s() - begun_s < 6.0
+    assert [text for text in caplog.messages if "not committed" in text] == ["offsets of g in T/a not committed when they went: busy"] * 2
+
+
+def test_a_queue_that_goes_holds_up_no_other_where_its_broker_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    node = with_some_to_commit()
+    node.world.failures["a"].extend(ConnectFailedError("gone") for _ in range(9))
+    node.others_are("z")
+    node.poll()
+    assert node.world.pauses == []
+    assert [text for text in caplog.messages if "not committed" in text] == ["offsets of g in T/a not committed when they went: gone"]
 
 
 def test_a_queue_that_comes_back_while_it_goes_comes_as_a_new_one() -> None:

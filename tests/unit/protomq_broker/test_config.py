@@ -8,9 +8,22 @@ from typing import Any
 
 import pytest
 
+from protomq.v1 import (
+    consumer_service_pb2,
+    group_service_pb2,
+    membership_service_pb2,
+    queue_lock_service_pb2,
+    reply_service_pb2,
+)
 from protomq_broker.broker import Broker
 from protomq_broker.config import BrokerConfig, EtcdConfig, LaneSizes
+from protomq_broker.consumer_service import ConsumerService
+from protomq_broker.group_service import GroupService
+from protomq_broker.membership_service import MembershipService
+from protomq_broker.queue_lock_service import QueueLockService
+from protomq_broker.reply_service import ReplyService
 from protomq_runtime.addresses import Address
+from protomq_runtime.dispatch import DispatchTable
 
 
 @pytest.mark.parametrize(
@@ -97,3 +110,22 @@ def test_each_setting_of_lanes_is_that_of_its_lane() -> None:
     configs = Broker.lane_configs(SimpleNamespace(config=BrokerConfig(lanes=lanes)))  # type: ignore[arg-type]
     found = {name: (config.threads, config.admission.depth_max) for name, config in configs.items()}
     assert found == {"send": (1, 11), "pull": (2, 12), "pop": (1, 13), "consumer": (3, 14), "admin": (4, 15), "ha": (1, 10_000)}
+
+
+def test_a_busy_machine_makes_no_lane_refuse_calls_that_does_not_wait_for_the_disk() -> None:
+    configs = Broker.lane_configs(SimpleNamespace(config=BrokerConfig()))  # type: ignore[arg-type]
+    judged = {name: config.admission.waits_for_disk for name, config in configs.items() if config.admission.queue_time_target_ms}
+    assert judged == {"send": True, "pull": True, "pop": True, "consumer": False}
+
+
+def test_an_overloaded_consumer_lane_still_takes_what_ends_the_work_that_is_done() -> None:
+    table = DispatchTable()
+    for module, service in (
+        (consumer_service_pb2, ConsumerService),
+        (group_service_pb2, GroupService),
+        (membership_service_pb2, MembershipService),
+        (queue_lock_service_pb2, QueueLockService),
+        (reply_service_pb2, ReplyService),
+    ):
+        table.add_service(module.DESCRIPTOR.services_by_name[service.__name__], service)
+    assert {bound.method.name for bound in table if not bound.may_be_shed} == {"CommitOffsets", "LeaveGroup", "UnlockQueues"}

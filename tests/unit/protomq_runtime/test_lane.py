@@ -24,7 +24,7 @@ from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.byte_stream import ByteStream, TcpStream
 from protomq_runtime.call import Call
 from protomq_runtime.connection import CANCELLED_COUNT_MAX, PENDING_SIZE_MAX_BYTES, STALL_TIMEOUT_S
-from protomq_runtime.dispatch import DispatchTable, drained, raw
+from protomq_runtime.dispatch import DispatchTable, drained, never_shed, raw
 from protomq_runtime.errors import SHUTTING_DOWN
 from protomq_runtime.lane import Lane
 from protomq_runtime.lane_pool import LanePool
@@ -50,6 +50,7 @@ class EchoSend:
         for call in calls:
             call.answer(bytes(call.payload))
 
+    @never_shed
     @raw
     def recall_message(self, call: Call) -> None:
         self.recalled.append(bytes(call.payload))
@@ -370,6 +371,36 @@ def test_a_full_queue_refuses_calls_of_other_lanes(lanes: Lanes) -> None:
     turn(full.pull)
     assert peer.reason() == "SYSTEM_BUSY"
     assert (full.send.rejection_count, full.send.depth) == (1, 2)
+    full.close()
+
+
+@pytest.mark.parametrize("of_other_lane", [False, True])
+def test_while_a_lane_is_overloaded_it_serves_what_is_never_shed(lanes: Lanes, of_other_lane: bool) -> None:
+    busy = Lanes(AdmissionConfig(queue_time_target_ms=1e-6, queue_time_interval_ms=1e-6))
+    busy.send_service.recall_answer = b"done"
+    peer = busy.connect(busy.pull if of_other_lane else busy.send)
+    # Turns without a sleep between them are a queue of their length, of which a nanosecond is too much here.
+    for _ in range(3):
+        turn(busy.send)
+    assert busy.send._calls.rule.overloaded
+    peer.ask(b"send")
+    peer.ask(b"recall", method_id=RECALL)
+    if of_other_lane:
+        turn(busy.pull)
+    turn(busy.send)
+    turn(busy.pull)
+    assert peer.reason() == "SYSTEM_BUSY"
+    assert peer.answer()[1:] == (0, b"done")
+    assert busy.send.rejection_count == 1
+    busy.close()
+
+
+def test_a_full_queue_refuses_also_what_is_never_shed(lanes: Lanes) -> None:
+    full = Lanes(AdmissionConfig(depth_max=2, queue_time_target_ms=0))
+    peer = full.connect(full.pull)
+    peer.ask(b"1", b"2", b"3", method_id=RECALL)
+    turn(full.pull)
+    assert peer.reason() == "SYSTEM_BUSY"
     full.close()
 
 
