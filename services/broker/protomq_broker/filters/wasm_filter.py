@@ -67,7 +67,7 @@ class WasmFilter:
         try:
             self._module = self._wasmtime.Module(self._engine, module)
         except self._wasmtime.WasmtimeError as error:
-            raise FilterError(f"no valid WebAssembly module: {_cause(error)}") from None
+            raise FilterError(f"no valid WebAssembly module for a filter: {_cause(error)}") from None
         self._check_interface()
         self._check_start()
 
