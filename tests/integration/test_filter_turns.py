@@ -13,7 +13,7 @@ from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker import filtered_pulls
 from protomq_runtime.testing import FakeCall
 from tests.support.waiting import wait_for
-from tests.support.wasm_modules import LATE, that_loops
+from tests.support.wasm_modules import COPIES, FILLS, LATE, TOUCHES, that_does, that_loops
 from tests.unit.protomq_broker.fake_broker import PULL, SEND, FakeBroker
 
 SEARCHES = 2
@@ -38,11 +38,19 @@ def filled() -> FakeBroker:
         broker.call(SEND, SendRequest(topic="topic", queue_id=0, records=records)).response()
     broker.modules.write("late", LATE)
     broker.modules.write("slow", that_loops(55_000, matches=0))
+    broker.modules.write("fills", that_does(FILLS))
+    broker.modules.write("copies", that_does(COPIES))
+    broker.modules.write("grows", that_does(f"(drop (memory.grow (i32.const 127))) {FILLS}", pages=1))
+    broker.modules.write("touches", that_does(TOUCHES))
     return broker
 
 
-def turns_s(broker: FakeBroker, text: str, kind: FilterType.ValueType) -> list[float]:
-    """What the turns of the pull lane take while some pulls search all there is, one after another."""
+def turns_s(
+    broker: FakeBroker, text: str, kind: FilterType.ValueType, *, first_offset: int = 0, failing_count: int = 0
+) -> list[float]:
+    """What the turns of the pull lane take while some pulls search all there is, one after another. `failing_count`: so many pulls that
+    begin with the first message come before.
+    """
     lane = broker.server.lanes["pull"]
     found: list[float] = []
 
@@ -60,7 +68,10 @@ def turns_s(broker: FakeBroker, text: str, kind: FilterType.ValueType) -> list[f
         run()
         return all(call.answered for call in calls)
 
-    offsets = [0] * SEARCHES
+    for _ in range(failing_count):
+        calls = [search(0) for _ in range(SEARCHES)]
+        wait_for(is_answered, pause_s=0.001)
+    offsets = [first_offset] * SEARCHES
     while min(offsets) < PARTS * PART_COUNT:
         calls = [search(offset) for offset in offsets]
         wait_for(is_answered, pause_s=0.001)
@@ -95,6 +106,18 @@ def test_a_turn_of_the_pull_lane_is_short_whatever_is_searched(filled: FakeBroke
     turns = turns_s(filled, text, kind)
     assert len(turns) > SEARCHES
     assert late_turn_s(turns) <= TURN_S, f"{late_turn_s(turns) * 1000:.1f} ms at p99 of {len(turns)} turns, at most {max(turns) * 1000:.1f}"
+
+
+@pytest.mark.parametrize("module", ["fills", "copies", "grows"])
+def test_a_turn_is_short_where_one_instruction_of_a_module_is_beyond_its_limit(filled: FakeBroker, module: str) -> None:
+    """Such an instruction runs to its end before the limit is noticed."""
+    turns = turns_s(filled, module, FilterType.FILTER_TYPE_MODULE, first_offset=PARTS * PART_COUNT, failing_count=100)
+    assert late_turn_s(turns) <= TURN_S, f"{late_turn_s(turns) * 1000:.1f} ms at p99 of {len(turns)} turns"
+
+
+def test_a_turn_is_short_where_a_module_uses_all_of_its_memory(filled: FakeBroker) -> None:
+    turns = turns_s(filled, "touches", FilterType.FILTER_TYPE_MODULE, first_offset=PARTS * PART_COUNT - 500)
+    assert late_turn_s(turns) <= TURN_S, f"{late_turn_s(turns) * 1000:.1f} ms at p99 of {len(turns)} turns"
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,23 @@ def test_what_is_no_module_is_not_deployed(protomq_server: Broker) -> None:
         assert "text" not in {one.name for (modules,) in [admin.list_filters().values()] for one in modules}
 
 
+@pytest.mark.parametrize(
+    "wrong", ['(memory (export "memory") 129)', '(memory (export "memory") 1) (func $begin unreachable) (start $begin)']
+)
+def test_a_module_that_could_never_run_does_not_replace_one_that_does(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, wrong: str
+) -> None:
+    protomq_producer.send(protomq_topic, b"late 1")
+    never = bytes(wasmtime.wat2wasm(LATE_TEXT.replace('(memory (export "memory") 1)', wrong)))
+    with Admin(namesrv=protomq_server.namesrv) as admin, PullConsumer(namesrv=protomq_server.namesrv) as consumer:
+        admin.deploy_filter("works", LATE)
+        with pytest.raises(IllegalFilterError, match=r"memory has a minimum|cannot start"):
+            admin.deploy_filter("works", never)
+        consumer.subscribe(protomq_topic, module="works")
+        assert bodies_of(consumer, 1) == {b"late 1"}
+        admin.delete_filter("works")
+
+
 def test_a_module_outlives_its_broker(tmp_path: Path) -> None:
     with Broker(data_dir=tmp_path) as broker:
         with Admin(namesrv=broker.namesrv) as admin:

@@ -7,6 +7,7 @@ disk, as that of a pull.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
@@ -93,7 +94,11 @@ class PopService:
         self._held_by_id: dict[bytes, PopOrder] = {}
         self._given_up: dict[bytes, None] = {}
         self._arrivals: dict[str, int] = {}
-        """Of topics for which pops were held, and of the retry topics of their groups: retention may have left a message a copy there."""
+        """Of topics for which pops were held, and of the retry topics of their groups: retention may have left a message a copy there.
+
+        Other threads change counts under the lock, else a count could fall back to one that a pop has seen. The lane adds topics.
+        """
+        self._counting = threading.Lock()
         # Topics, with the group where it is about one only.
         self._woken: deque[tuple[str, str | None]] = deque()
         self._is_posted = False
@@ -171,17 +176,13 @@ class PopService:
         if not arrivals:
             return
         for topic in {topic for topic, _ in keys}:
-            count = arrivals.get(topic)
-            if count is not None:
-                arrivals[topic] = count + 1
-                self._wake(topic, None)
+            if topic in arrivals:
+                self._arrived(topic, None)
 
     def _signal_freed(self, group: str, topic: str) -> None:
         """Called on the send lane when messages were settled, so that others of the group may be free."""
-        count = self._arrivals.get(topic)
-        if count is not None:
-            self._arrivals[topic] = count + 1
-            self._wake(topic, group)
+        if topic in self._arrivals:
+            self._arrived(topic, group)
 
     def signal_deleted(self, topic: str) -> None:
         """Answers the pops that wait for messages of a deleted topic."""
@@ -311,6 +312,12 @@ class PopService:
         order.timer = None
         order.arrival_count = self._arrivals_for(order)
         self.pipeline.add(order)
+
+    def _arrived(self, topic: str, group: str | None) -> None:
+        """Counts before it wakes: a pop that is looked for now, and so not held yet, sees it by the count."""
+        with self._counting:
+            self._arrivals[topic] += 1
+        self._wake(topic, group)
 
     def _wake(self, topic: str, group: str | None) -> None:
         """Makes the lane plan the waiting pops of a topic again, for one group or all. Many arrivals cause one look. Any thread."""

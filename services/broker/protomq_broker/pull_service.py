@@ -415,6 +415,9 @@ class PullService:
             self._look_again(hold)
         if not call.answered:
             self._answer_if_reset(hold, request)
+        # `stop` may have looked for holds before this lane had its first one. It says first that it stops.
+        if self._stopping and not call.answered:
+            self._expire(hold)
         if call.answered or hold.timer is not None:
             return
         if is_quiet and hold.queue_offset == hold.first_offset:

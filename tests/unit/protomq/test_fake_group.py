@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 from protomq import AsyncPushConsumer, DelayLevel, Message, PushConsumer, Reject, Retry, Suspend
 from protomq.allocation import Circle, Configured
 from protomq.asgi import Messaging
-from protomq.errors import ConfigurationError, WrongTypeError
+from protomq.errors import ConfigurationError, QueueNotFoundError, WrongTypeError
 from protomq.hooks import Hook
-from protomq.testing import Broker, FakeGroup, FaultProxy
-from protomq.wire.hashing import sharded_index
+from protomq.testing import Broker, FakeGroup, FaultProxy, Faults
+from protomq.v1.record_pb2 import Record
+from protomq.wire.hashing import sharded_index, sharding_hash_of
 
 
 def test_a_message_that_fails_comes_again_after_the_groups_delays_and_is_a_dead_letter_in_the_end() -> None:
@@ -330,6 +332,17 @@ BAD: list[tuple[Any, str]] = [
     (lambda g: g.send("t", b"", queue_id="1"), "queue_id is an int"),
     (lambda g: FaultProxy("foo"), "target is HOST:PORT"),
     (lambda g: FaultProxy(5), "target is a str"),  # type: ignore[arg-type]
+    (lambda g: Faults(rate_bytes_per_s=0), "rate_bytes_per_s is 1 or more, not 0"),
+    (lambda g: Faults(rate_bytes_per_s=-5), "rate_bytes_per_s is 1 or more"),
+    (lambda g: Faults(rate_bytes_per_s=1.5), "rate_bytes_per_s is an int"),  # type: ignore[arg-type]
+    (lambda g: Faults(delay_s=-1), "delay_s is 0 to"),
+    (lambda g: Faults(delay_s="x"), "delay_s is a number"),  # type: ignore[arg-type]
+    (lambda g: Faults(jitter_s=-1), "jitter_s is 0 to"),
+    (lambda g: Faults(jitter_s=math.nan), "jitter_s is 0 to"),
+    (lambda g: Faults(loss_probability="x"), "loss_probability is a number from 0 to 1"),  # type: ignore[arg-type]
+    (lambda g: Faults(cut_probability=1.5), "cut_probability is 0 to 1, not 1.5"),
+    (lambda g: Faults(cut_after_answer_bytes=-1), "cut_after_answer_bytes is 0 or more"),
+    (lambda g: Faults(drop_answers="no"), "drop_answers is True or False"),  # type: ignore[arg-type]
     (lambda g: Broker(environment={"PROTOMQ_X": 5}), "environment is a dict of str to str"),  # type: ignore[dict-item]
 ]
 
@@ -632,3 +645,70 @@ def test_each_try_gets_the_body_that_was_sent(is_orderly: bool) -> None:
         group.advance(1)
     assert [message.body for message in group.crash()][-1] == b"packed"
     assert set(seen) == {b"packed"}
+
+
+def test_a_fault_that_a_proxy_cannot_have_changes_nothing() -> None:
+    with FaultProxy() as proxy:
+        proxy.set(delay_s=0.5)
+        with pytest.raises(ConfigurationError, match="rate_bytes_per_s"):
+            proxy.set(rate_bytes_per_s=0)
+        assert proxy.faults == Faults(delay_s=0.5)
+
+
+def test_a_queue_that_the_topic_has_not_is_not_found() -> None:
+    group = FakeGroup(PushConsumer("g"), queue_count=2)
+    group.send("t", b"", queue_id=1)
+    with pytest.raises(QueueNotFoundError, match="has queues 0 to 1, not 2") as refused:
+        group.send("t", b"", queue_id=2)
+    assert refused.value.metadata == {"topic": "t", "broker_name": "fake", "queue_id": "2"}
+
+
+def test_messages_have_the_code_of_their_sharding_key() -> None:
+    consumer = PushConsumer("g")
+    seen: list[int] = []
+
+    @consumer.on("t")
+    def fail(message: Message) -> None:
+        seen.append(message.sharding_hash)
+        raise ValueError
+
+    group = FakeGroup(consumer, retry_count_max=1)
+    group.send("t", b"x", sharding_key="a")
+    group.send("t", b"x", sharding_key="a", delay_s=1)
+    group.send("t", b"x")
+    while group.deliver() or group.waiting:
+        group.advance(10)
+    assert sorted(seen) == [0, 0] + [sharding_hash_of("a")] * 4
+    assert [letter.message.sharding_hash for letter in group.dead_letters].count(sharding_hash_of("a")) == 2
+
+
+def test_a_delayed_message_gets_its_offset_when_it_is_due() -> None:
+    consumer = PushConsumer("g")
+    consumer.subscribe("t", lambda message: None)
+    group = FakeGroup(consumer)
+    later = group.send("t", b"later", delay_s=10)
+    sooner = group.send("t", b"sooner", delay_s=5)
+    at_once = group.send("t", b"at once")
+    assert [message.queue_offset for message in (later, sooner, at_once)] == [-1, -1, 0]
+    assert group.waiting == [at_once, sooner, later]
+    group.advance(20)
+    last = group.send("t", b"last")
+    assert [message.queue_offset for message in (at_once, sooner, later, last)] == [0, 1, 2, 3]
+    assert [Record.FromString(message.record).queue_offset for message in group.waiting] == [0, 1, 2, 3]
+    assert group.deliver() == 4
+    assert [message.body for message in group.done] == [b"at once", b"sooner", b"later", b"last"]
+
+
+def test_twice_the_messages_take_little_more_than_twice_the_time() -> None:
+    def cpu_s(count: int) -> float:
+        consumer = PushConsumer("g")
+        consumer.subscribe("t", lambda message: None)
+        group = FakeGroup(consumer)
+        for number in range(count):
+            group.send("t", b"x", queue_id=number % 8)
+        began_s = time.thread_time()
+        assert group.deliver() == count
+        return time.thread_time() - began_s
+
+    cpu_s(100)
+    assert min(cpu_s(2_000) for _ in range(2)) < 3 * max(cpu_s(1_000) for _ in range(2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -2026,3 +2028,23 @@ def test_retention_keeps_no_popped_message_with_a_flipped_bit(caplog: pytest.Log
     _retained(broker, 3)
     assert copies_in(broker, "%RETRY%group") == [b"0", b"2"]
     assert "1 messages of queue 0 of topic that group has popped are damaged" in caplog.text
+
+
+def test_arrivals_that_two_threads_tell_at_once_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count that falls back could be one that a pop has seen already: then it would be held beside messages for it."""
+    broker = FakeBroker()
+    broker.call(POP + "Pop", PopRequest(consumer_group="group", topic="topic", hold_ms=60_000))
+    pop, told_count = broker.pop, 20_000
+    monkeypatch.setattr(pop, "_wake", lambda topic, group: None)
+    before = pop._arrivals["topic"]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as executor:
+            stored = executor.submit(lambda: [pop.signal([("topic", 0)]) for _ in range(told_count)])
+            freed = executor.submit(lambda: [pop._signal_freed("group", "topic") for _ in range(told_count)])
+            stored.result()
+            freed.result()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert pop._arrivals["topic"] - before == 2 * told_count

@@ -20,6 +20,7 @@ from protomq_ha.replicas import ReplicaView
 from protomq_ha.roles import BrokerRole, HaConfig
 from protomq_runtime.errors import Code, ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
+from tests.support.waiting import wait_for
 
 from .fake_broker import ADMIN, CONSUMER, PULL, SEND, FakeBroker, told
 
@@ -315,6 +316,31 @@ def test_under_sync_flush_a_hold_ends_when_the_message_is_on_the_disk() -> None:
     broker.store.flush()
     broker.server.run()
     assert bodies(response_of(call)) == [b"x"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"filter_type": FilterType.FILTER_TYPE_SQL92, "filter": "a = 1"}], ids=["plain", "filtered"])
+def test_a_pull_that_is_about_to_be_held_as_the_first_of_its_lane_while_the_server_stops_is_answered(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    """`stop` runs on another thread, and knows of no held pull yet."""
+    broker = FakeBroker()
+    hold = broker.pull._hold
+
+    def stop_and_hold(*arguments: Any) -> None:
+        broker.pull.stop()
+        hold(*arguments)
+
+    monkeypatch.setattr(broker.pull, "_hold", stop_and_hold)
+    call = broker.server.call(PULL, pull(hold_ms=60_000, **fields))
+
+
+    def is_answered() -> bool:
+        broker.server.run()
+        return call.answered or call.is_held
+
+    wait_for(is_answered)
+    broker.server.run()
+    assert response_of(call).status == NO_NEW_MSG
 
 
 def test_a_stop_answers_what_is_held_and_holds_nothing_more() -> None:

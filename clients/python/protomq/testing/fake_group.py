@@ -21,6 +21,7 @@ everything through here.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import math
 import struct
@@ -47,7 +48,7 @@ from protomq._transit import NO_OFFSET, MessageOrigin
 from protomq._types import Body, MessageQueue
 from protomq.allocation import GroupMember
 from protomq.body_codecs import encode_body
-from protomq.errors import ConfigurationError, WrongTypeError
+from protomq.errors import ConfigurationError, QueueNotFoundError, WrongTypeError
 from protomq.wire.hashing import sharded_index
 from protomq.wire.record import (
     FLAG_KIND_COPY,
@@ -84,7 +85,7 @@ class DeadLetter(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A message that is to be delivered. `number`: in the order in which they came."""
+    """A message that is to be delivered. `number`: in the order in which they came. It has its offset from the moment when it is due."""
 
     due_ms: int
     number: int
@@ -190,7 +191,10 @@ class FakeGroup:
         self._delay_levels_s = delay_levels_s
         self._sequence = itertools.count(1)
         self._offsets: dict[MessageQueue, itertools.count[int]] = {}
-        self._waiting: list[_Waiting] = []
+        self._later: list[tuple[int, int, _Waiting]] = []
+        """A heap of those that are not due yet, with `due_ms` and `number`. They stand in no queue."""
+        self._stored: dict[MessageQueue, deque[_Waiting]] = {}
+        """Those that are to be delivered, in the order of their offsets."""
         self._suspended_until_ms: dict[MessageQueue, int] = {}
         self._holders: dict[MessageQueue, _Holder] = {}
         """Of queues that somebody has; see `_follow_members`."""
@@ -216,7 +220,7 @@ class FakeGroup:
         if why := why_no_topic(check_topic(topic)):
             raise ConfigurationError(why)
         if queue_id is not None:
-            check_count("queue_id", queue_id, 0, QUEUE_ID_MAX)
+            self._check_queue(topic, check_count("queue_id", queue_id, 0, QUEUE_ID_MAX))
         _check_span("delay_s", delay_s, DELAY_MAX_S)
         self._core.prepare(body, None if key == "" else key, (), tag, properties, sharding_key)
         if queue_id is None:
@@ -225,17 +229,26 @@ class FakeGroup:
         body, properties = encode_body(body, properties)
         front = encode_front((key,) if key else (), tag, properties, sharding_key or "")
         record = RecordTemplate(topic, 1, 0).encode(
-            body, number, self.clock.now_ms(), key=key, tag=tag, front=front
+            body, number, self.clock.now_ms(), key=key, tag=tag, sharding_key=sharding_key or "", front=front
         )
         queue = MessageQueue(topic, BROKER_NAME, queue_id)
-        message = self._placed(record, queue) if not delay_s else self._delayed(Message.from_record(record, queue), delay_s)
+        message = self._stamped(record, queue) if not delay_s else self._delayed(Message.from_record(record, queue), delay_s)
         self._wait(message, delay_s)
         return message
+
+    def _check_queue(self, topic: str, queue_id: int) -> None:
+        """Raises what a broker answers with."""
+        if queue_id >= self._queue_count:
+            raise QueueNotFoundError(
+                f"topic {topic!r} has queues 0 to {self._queue_count - 1}, not {queue_id}; FakeGroup(queue_count=...) makes more",
+                metadata={"topic": topic, "broker_name": BROKER_NAME, "queue_id": str(queue_id)},
+            )
 
     def advance(self, seconds: float) -> None:
         """Time passes: what falls due in it is delivered by the next `deliver`. Every 5 s (`commit_interval_s`) the member commits."""
         _check_span("seconds", seconds, ADVANCE_MAX_S)
         self.clock.advance(round(seconds * 1000))
+        self._store_what_is_due()
         now_ms = self.clock.monotonic_ms()
         if now_ms >= self._next_commit_ms:
             self.commit()
@@ -308,9 +321,11 @@ class FakeGroup:
     @property
     def next_due_in_s(self) -> float:
         """Until the next one is; infinity if none waits for its time: where nobody listens, or all are suspended, time changes nothing."""
+        self._store_what_is_due()
         self._follow_members()
+        firsts = [stored[0] for stored in self._stored.values() if stored] + [one for *_, one in self._later]
         holders = {queue: holder for queue, holder in self._holders.items() if holder.may_begin()}
-        due_ms = min((self._due_ms(one) for one in self._waiting if one.message.queue in holders), default=math.inf)
+        due_ms = min((self._due_ms(one) for one in firsts if one.message.queue in holders), default=math.inf)
         return max(due_ms - self.clock.monotonic_ms(), 0) / 1000
 
     def _check_listeners(self) -> None:
@@ -374,19 +389,25 @@ class FakeGroup:
         for one in batch:
             one.message._forget_assigned()
             one.is_kept = False
-        self._waiting += batch
+            self._stored[one.message.queue].append(one)
+        for queue in {one.message.queue for one in batch}:
+            self._stored[queue] = deque(sorted(self._stored[queue], key=lambda one: one.message.queue_offset))
 
     def _due_ms(self, one: _Waiting) -> int:
         """An orderly queue waits as a whole."""
         return max(one.due_ms, self._suspended_until_ms.get(one.message.queue, 0))
 
+    def _place_in_order(self, one: _Waiting) -> tuple[int, int, int]:
+        return self._due_ms(one), one.due_ms, one.number
+
     def _in_order(self) -> list[_Waiting]:
-        return sorted(self._waiting, key=lambda one: (self._due_ms(one), one.number))
+        self._store_what_is_due()
+        stored = itertools.chain.from_iterable(self._stored.values())
+        return sorted([*stored, *(one for *_, one in self._later)], key=self._place_in_order)
 
     def _queues(self, topic: str) -> list[MessageQueue]:
-        """Of a topic: as many as it was made with, or as were sent to. A topic of retries has one."""
-        used = [queue.queue_id + 1 for queue in self._offsets if queue.topic == topic]
-        count = max([1 if self._is_of_retries(topic) else self._queue_count, *used])
+        """Of a topic. A topic of retries has one."""
+        count = 1 if self._is_of_retries(topic) else self._queue_count
         return [MessageQueue(topic, BROKER_NAME, queue_id) for queue_id in range(count)]
 
     def _is_of_retries(self, topic: str) -> bool:
@@ -412,7 +433,7 @@ class FakeGroup:
         for member in stopping:
             member._uncommitted.clear()
         self.members = [member for member in self.members if member not in stopping] or self.members[-1:]
-        for queue in self._offsets:
+        for queue in self._stored:
             had, holder = self._holders.get(queue), self._holder(queue)
             if had is not None and not had.is_same(holder):
                 had.member._uncommitted = [one for one in had.member._uncommitted if one.message.queue != queue]
@@ -424,10 +445,9 @@ class FakeGroup:
         """Whoever has the queue next begins at its first message that is not done, at once, and counts tries from the beginning."""
         self._holders.pop(queue, None)
         self._suspended_until_ms.pop(queue, None)
-        for one in self._waiting:
-            if one.message.queue == queue:
-                one.message._tries = 0  # An orderly member counts them itself.
-                one.is_kept = False
+        for one in self._stored[queue]:
+            one.message._tries = 0  # An orderly member counts them itself.
+            one.is_kept = False
 
     def _check_member(self, member: FakeMember) -> None:
         if member not in self.members:
@@ -435,37 +455,49 @@ class FakeGroup:
 
     def _next_batch(self) -> tuple[FakeMember, Listener, list[_Waiting]] | None:
         """What one call of a listener gets, and of which member; messages that filters or hooks keep from it are left out."""
+        self._store_what_is_due()
         self._follow_members()
-        batch: list[_Waiting] = []
-        member: FakeMember | None = None
+        while (queue := self._next_queue()) is not None:
+            listener, batch = self._batch_of(self._holders[queue], self._stored[queue])
+            if listener is not None:
+                return self._holders[queue].member, listener, batch
+        return None
+
+    def _batch_of(self, holder: _Holder, stored: deque[_Waiting]) -> tuple[Listener | None, list[_Waiting]]:
+        """The first ones of a queue, for one listener. None: none of them is for its holder."""
         listener: Listener | None = None
-        for one in self._in_order():
-            if self._due_ms(one) > self.clock.monotonic_ms():
-                break
-            if listener is not None and len(batch) >= (listener.batch_size or 1):
-                break
-            queue = one.message.queue
-            if batch and queue != batch[0].message.queue:
-                continue  # A list is of one queue.
-            holder = self._holders.get(queue)
-            if holder is None or not holder.may_begin():
-                continue
-            if holder.wanted.tags and one.message.tag not in holder.wanted.tags:
-                self._waiting.remove(one)
-                continue
-            if not one.is_kept:
-                if not holder.member.consumer._hooks.kept([one.message]):
-                    self._waiting.remove(one)
+        batch: list[_Waiting] = []
+        try:
+            while stored and (listener is None or len(batch) < (listener.batch_size or 1)):
+                if not self._is_for(holder, stored[0]):
+                    stored.popleft()
                     continue
-                one.is_kept = True
-            found = holder.listener_of(one.message)
-            if listener is not None and found is not listener:
-                break
-            member, listener = holder.member, found
-            batch.append(one)
-        for one in batch:
-            self._waiting.remove(one)
-        return None if member is None or listener is None else (member, listener, batch)
+                found = holder.listener_of(stored[0].message)
+                if listener is not None and found is not listener:
+                    break
+                listener = found
+                batch.append(stored.popleft())
+        except BaseException:  # A hook ends the program: nobody has got them.
+            stored.extendleft(reversed(batch))
+            raise
+        return listener, batch
+
+    def _next_queue(self) -> MessageQueue | None:
+        """The one whose first message is the next, of those whose holders may get one now."""
+        now_ms = self.clock.monotonic_ms()
+        found: list[tuple[tuple[int, int, int], MessageQueue]] = []
+        for queue, stored in self._stored.items():
+            holder = self._holders.get(queue)
+            if stored and holder is not None and holder.may_begin() and self._due_ms(stored[0]) <= now_ms:
+                found.append((self._place_in_order(stored[0]), queue))
+        return min(found)[1] if found else None
+
+    def _is_for(self, holder: _Holder, one: _Waiting) -> bool:
+        """Whether the tags and hooks of its holder let it through. Hooks are asked once, as it is pulled."""
+        if holder.wanted.tags and one.message.tag not in holder.wanted.tags:
+            return False
+        one.is_kept = one.is_kept or bool(holder.member.consumer._hooks.kept([one.message]))
+        return one.is_kept
 
     def _begun(
         self, member: FakeMember, listener: Listener, batch: Sequence[_Waiting]
@@ -515,7 +547,7 @@ class FakeGroup:
         ended_count = len(batch) - len(judged.again)
         if judged.again:
             self._suspended_until_ms[batch[0].message.queue] = self.clock.monotonic_ms() + judged.delay_ms
-        self._waiting += batch[ended_count:]
+        self._stored[batch[0].message.queue].extendleft(reversed(batch[ended_count:]))
         return judged.done, batch[:ended_count]
 
     def _give_back(self, message: Message, failure: Failure) -> None:
@@ -524,6 +556,7 @@ class FakeGroup:
         group = self.members[0].consumer.group
         if failure.is_dead_letter or attempt > count_max:
             dead = self._copy(message, dead_letter_topic(group), self._transit(message, attempt, failure.error))
+            self._give_offset(dead)
             self.dead_letters.append(DeadLetter(dead, failure.error))
             return
         delay_s = self._retry_delays_s[min(attempt, len(self._retry_delays_s)) - 1]
@@ -549,27 +582,42 @@ class FakeGroup:
         before = Record.FromString(message.record)
         front = encode_front(before.keys, before.tag, before.properties, message.sharding_key)
         record = RecordTemplate(topic, message.producer_id, message.producer_epoch).encode(
-            before.body, message.sequence, message.born_time_ms, key=message.key, tag=message.tag, front=front,
-            flags=FLAG_KIND_COPY | FLAG_TRANSIT,
+            before.body, message.sequence, message.born_time_ms, key=message.key, tag=message.tag,
+            sharding_key=message.sharding_key, front=front, flags=FLAG_KIND_COPY | FLAG_TRANSIT,
         )  # fmt: skip
         at = record.rindex(b"\x3a" + bytes([len(topic)]) + topic.encode())
         record = record[:at] + b"\x32" + encode_varint(len(transit)) + transit + record[at:]
         queue_id = message.queue.queue_id if topic == message.topic else 0
-        return self._placed(record, MessageQueue(topic, BROKER_NAME, queue_id), round(delay_s * 1000))
+        return self._stamped(record, MessageQueue(topic, BROKER_NAME, queue_id), round(delay_s * 1000))
 
-    def _placed(self, record: bytes, queue: MessageQueue, later_ms: int = 0) -> Message:
-        """The message, with what a broker stamps when it stores it."""
-        offset = next(self._offsets.setdefault(queue, itertools.count()))
+    def _stamped(self, record: bytes, queue: MessageQueue, later_ms: int = 0) -> Message:
+        """The message, with what a broker stamps when it stores it, but for its offset."""
         stamped = bytearray(record)
         size = len(stamped)
         struct.pack_into("<I", stamped, size + QUEUE_ID_AT, queue.queue_id)
-        struct.pack_into("<Q", stamped, size + QUEUE_OFFSET_AT, offset)
         struct.pack_into("<Q", stamped, size + STORE_TIME_MS_AT, self.clock.now_ms() + later_ms)
-        return Message.from_record(bytes(stamped), queue, offset)
+        return Message.from_record(bytes(stamped), queue, -1)
+
+    def _give_offset(self, message: Message) -> None:
+        """It is stored in its queue now."""
+        message._queue_offset = next(self._offsets.setdefault(message.queue, itertools.count()))
+        rest = bytearray(message._rest)
+        struct.pack_into("<Q", rest, len(rest) + QUEUE_OFFSET_AT, message.queue_offset)
+        message._rest = bytes(rest)
 
     def _wait(self, message: Message, delay_s: float) -> None:
         due_ms = self.clock.monotonic_ms() + round(delay_s * 1000)
-        self._waiting.append(_Waiting(due_ms, next(self._sequence), message))
+        one = _Waiting(due_ms, next(self._sequence), message)
+        self._stored.setdefault(message.queue, deque())
+        heapq.heappush(self._later, (due_ms, one.number, one))
+        self._store_what_is_due()
+
+    def _store_what_is_due(self) -> None:
+        now_ms = self.clock.monotonic_ms()
+        while self._later and self._later[0][0] <= now_ms:
+            *_, one = heapq.heappop(self._later)
+            self._give_offset(one.message)
+            self._stored[one.message.queue].append(one)
 
 
 def _transit(origin: MessageOrigin, attempt: int, error: str) -> bytes:

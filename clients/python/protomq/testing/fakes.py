@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final
 
+from protomq._checks import check_count, check_seconds
 from protomq.errors import ConfigurationError, WrongTypeError
 
 _PIECE_SIZE: Final = 64 << 10
@@ -89,6 +90,28 @@ class Faults:
     cut_probability: float = 0.0
     refuse: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuses what a proxy cannot do: else the first piece would end the thread that carries it, and be lost."""
+        for name in ("delay_s", "jitter_s"):
+            check_seconds(name, getattr(self, name), zero=True)
+        for name in ("loss_probability", "cut_probability"):
+            _check_probability(name, getattr(self, name))
+        if self.rate_bytes_per_s is not None:
+            check_count("rate_bytes_per_s", self.rate_bytes_per_s, 1)
+        for name in ("cut_after_request_bytes", "cut_after_answer_bytes"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), 0)
+        for name in ("drop_requests", "drop_answers", "refuse"):
+            if not isinstance(getattr(self, name), bool):
+                raise WrongTypeError(f"{name} is True or False, not {getattr(self, name)!r}")
+
+
+def _check_probability(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise WrongTypeError(f"{name} is a number from 0 to 1, not {value!r}")
+    if not 0 <= value <= 1:
+        raise ConfigurationError(f"{name} is 0 to 1, not {value}")
+
 
 class FaultProxy:
     """A TCP proxy on a free port of 127.0.0.1 with faults that can be changed at any time.
@@ -130,7 +153,7 @@ class FaultProxy:
         return {"PROTOMQ_LISTEN_ADVERTISED_REMOTING_PORT": self.address.rpartition(":")[2]}
 
     def set(self, **changes: Any) -> None:
-        """Changes some of the faults: `proxy.set(drop_answers=True)`."""
+        """Changes some of the faults: `proxy.set(drop_answers=True)`. Refuses values that a fault cannot have."""
         self.faults = replace(self.faults, **changes)
 
     def heal(self) -> None:

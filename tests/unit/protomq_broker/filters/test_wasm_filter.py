@@ -1,6 +1,7 @@
 """WebAssembly modules of users as filters."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import wasmtime
@@ -8,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protomq_broker.filters import wasm_filter
-from protomq_broker.filters.errors import FilterError, FilterUnavailableError
+from protomq_broker.filters.errors import FilterError, FilterFailedError, FilterUnavailableError
 from protomq_broker.filters.wasm_filter import MODULE_SIZE_MAX_BYTES, WasmFilter
 from tests.support.wasm_modules import that_loops
 from tests.unit.protomq_broker.filters.run_helpers import run_of
 
 RUN = run_of({"body": b"a"}, {"body": b"late"}, {"body": b"b"}, {"body": b"late too"})
+IS_LARGE = "local.get 0 i32.const 100 i32.gt_u"
 BODY_IS_LONG = "local.get 0 i32.load8_u offset=1 i32.const 3 i32.gt_u"
 
 
@@ -51,11 +53,10 @@ def test_alloc_is_told_the_size_of_the_largest_record_and_may_grow_the_memory():
     [
         ({"matches": "unreachable"}, "unreachable"),
         ({"matches": "(loop br 0) i32.const 1"}, "fuel"),
-        ({"alloc": "(loop br 0) i32.const 1"}, "fuel"),
         ({"matches": "i32.const -1 i32.load"}, "out of bounds memory"),
-        ({"alloc": "i32.const -5"}, "outside of the module's memory"),
-        ({"alloc": "i32.const 65500"}, "outside of the module's memory"),
-        ({"memory": '(memory (export "memory") 1000)'}, "memory"),
+        ({"alloc": f"{IS_LARGE} if unreachable end i32.const 1"}, "unreachable"),
+        ({"alloc": f"{IS_LARGE} if (loop br 0) end i32.const 1"}, "fuel"),
+        ({"alloc": f"{IS_LARGE} i32.const 65400 i32.mul"}, "outside of the module's memory"),
         ({"matches": "i32.const 0 i32.const 1 i32.const 0 i32.div_s"}, "divide"),
     ],
     ids=str,
@@ -64,8 +65,60 @@ def test_a_module_that_fails_is_an_error_and_no_answer(module_of, said):
     if said == "divide":
         module_of = {"matches": "i32.const 1 i32.const 0 i32.div_s"}
     made = WasmFilter(module(**module_of))
+    with pytest.raises(FilterFailedError, match=said):
+        made.matching(*run_of({"body": bytes(200)}))
+
+
+@pytest.mark.parametrize(
+    ("module_of", "said"),
+    [
+        ({"memory": '(memory (export "memory") 129)'}, "no valid.*minimum byte size of 8454144"),
+        ({"memory": '(memory (export "memory") 65536)'}, "no valid.*minimum byte size of 4294967296"),
+        ({"more": "(table 100000000 funcref)"}, "no valid.*minimum element size of 100000000"),
+        ({"more": "(table 1 funcref)" * 9}, "no valid.*count of 9 exceeds the per-instance limit of 8"),
+        ({"more": "(func $begin unreachable) (start $begin)"}, "cannot start: wasm trap: .*unreachable"),
+        ({"more": "(func $begin (loop br 0)) (start $begin)"}, "cannot start: wasm trap: all fuel"),
+        ({"more": '(data (i32.const 65530) "1234567")'}, "cannot start: wasm trap: out of bounds memory"),
+        ({"alloc": "unreachable"}, "cannot start: wasm trap: .*unreachable"),
+        ({"alloc": "(loop br 0) i32.const 1"}, "cannot start: wasm trap: all fuel"),
+        ({"alloc": "i32.const -5"}, "outside of the module's memory"),
+    ],
+    ids=str,
+)
+def test_a_module_with_which_no_run_could_begin_is_refused_at_once(module_of, said):
+    octets = module(**module_of)
     with pytest.raises(FilterError, match=said):
-        made.matching(*RUN)
+        WasmFilter(octets)
+
+
+def test_the_largest_memory_and_table_are_taken():
+    most = {"memory": '(memory (export "memory") 128)', "more": "(table 65536 funcref)" * 8}
+    assert WasmFilter(module(**most)).matching(*RUN).indexes == [1, 3]
+
+
+def test_nothing_of_one_instance_is_in_the_memory_of_the_next():
+    """They take it from a pool."""
+    fills = "i32.const 70000 i32.load8_u if i32.const 1 return end i32.const 60000 i32.const 7 i32.const 20000 memory.fill i32.const 0"
+    reads = "i32.const 70000 i32.load8_u"
+    two_pages = '(memory (export "memory") 2)'
+    for octets in (module(matches=fills, memory=two_pages), module(matches=reads, memory=two_pages)) * 3:
+        assert WasmFilter(octets).matching(*run_of({"body": b"a"})).indexes == []
+
+
+def test_more_threads_than_instances_wait_for_one_another():
+    made = WasmFilter(that_loops(55_000))
+    with ThreadPoolExecutor(4 * wasm_filter.INSTANCES_MAX) as executor:
+        found = list(executor.map(lambda _: made.matching(*RUN).indexes, range(200)))
+    assert found == [[0, 1, 2, 3]] * 200
+
+
+def test_a_process_without_address_space_for_the_library_says_so(monkeypatch):
+    """The library would end it."""
+    monkeypatch.setattr(wasm_filter, "_ADDRESS_SPACE_BYTES", 1 << 60)
+    wasm_filter._engine.cache_clear()
+    with pytest.raises(FilterUnavailableError, match="address space"):
+        WasmFilter(module())
+    wasm_filter._engine.cache_clear()
 
 
 def test_a_module_that_fails_of_one_record_has_examined_those_before_it():
@@ -86,9 +139,13 @@ def test_a_module_may_do_some_300_000_instructions_for_each_record_and_no_more()
 
 def test_memory_is_not_grown_beyond_the_limit():
     """`memory.grow` answers -1, and the place -65536 is none."""
-    made = WasmFilter(module(alloc="i32.const 1000 memory.grow i32.const 16 i32.shl"))
-    with pytest.raises(FilterError, match="outside"):
-        made.matching(*RUN)
+    for pages, is_taken in ((127, True), (128, False)):
+        octets = module(alloc=f"i32.const {pages} memory.grow i32.const 16 i32.shl")
+        if is_taken:
+            assert WasmFilter(octets).matching(*RUN).indexes == [1, 3]
+        else:
+            with pytest.raises(FilterError, match="outside"):
+                WasmFilter(octets)
 
 
 @pytest.mark.parametrize(
