@@ -186,11 +186,18 @@ class Follower:
         self._count = count
         self._note_repaired = note_repaired
 
-    def append(self, position: int, data: bytes | memoryview, *, may_end_within: bool = False) -> int:
+    def append(
+        self,
+        position: int,
+        data: bytes | memoryview,
+        *,
+        may_end_within: bool = False,
+        previous_crc32c: int | None = None,
+    ) -> int:
         """Stores whole appends of the leader's log, which stand at `position` there. Returns the new end of the log.
 
-        `may_end_within`: the data may end with a part of one more append, which is not stored yet. Raises ForeignBytesError: nothing is
-        stored; DiskFullError, StoreFailedError: the appends up to the log's end are stored.
+        `may_end_within`: the data may end with a part of one more append, which is not stored yet. `previous_crc32c`: as of `prove`. Raises
+        ForeignBytesError: nothing is stored; DiskFullError, StoreFailedError: the appends up to the log's end are stored.
         """
         commit_log = self._log
         if commit_log.failure:
@@ -200,7 +207,12 @@ class Follower:
         is_empty = tail.crc32c == 0 and (not folder.files or tail.position == folder.first_position)
         end = LogEnd(tail, self._last_epoch, is_empty)
         blocks = prove(
-            data, position, end, folder.segment_size_bytes, may_end_within=may_end_within
+            data,
+            position,
+            end,
+            folder.segment_size_bytes,
+            may_end_within=may_end_within,
+            previous_crc32c=previous_crc32c,
         )
         if blocks and is_empty and position:
             commit_log.begin_at(position)
