@@ -291,9 +291,9 @@ def test_the_head_that_an_empty_log_begins_with_is_proved_by_what_stood_before_i
         damaged = bytearray(log[:SEAL_SIZE_BYTES])
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(LogForkError):
-            prove(damaged, SEGMENT, empty, SEGMENT, previous_crc32c=crc32c)
+            prove(bytes(damaged), SEGMENT, empty, SEGMENT, previous_crc32c=crc32c)
         with suppress(LogForkError):
-            taken += prove(damaged, SEGMENT, empty, SEGMENT)
+            taken += prove(bytes(damaged), SEGMENT, empty, SEGMENT)
     assert taken, "a leader of an earlier version does not tell what stood before"
     follower = open_store(SimDisk(), follows=True)
     with pytest.raises(LogForkError):
@@ -313,7 +313,7 @@ def test_an_empty_log_that_begins_behind_0_takes_no_damaged_bytes(seed: int) -> 
         bit = rng.randrange(8 * rng.choice((SEAL_SIZE_BYTES, len(damaged))))
         damaged[bit // 8] ^= 1 << bit % 8
         try:
-            blocks = prove(damaged, SEGMENT, empty, SEGMENT, may_end_within=True, previous_crc32c=crc32c)
+            blocks = prove(bytes(damaged), SEGMENT, empty, SEGMENT, may_end_within=True, previous_crc32c=crc32c)
         except ForeignBytesError:
             continue
         assert sum(block.appends.size_bytes for block in blocks) <= bit // 8, "what stands before the damage"
