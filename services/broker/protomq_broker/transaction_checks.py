@@ -293,7 +293,7 @@ class TransactionChecks:
         self._waiters.clear()
 
     def _take_unasked(self, group: str) -> list[bytes]:
-        """Takes the first of those that wait for a producer of the group, as many as fit into an answer; returns those that can be read."""
+        """Takes the first of those that wait for a producer of the group, as many as fit into an answer. Returns those that can be read."""
         unasked = self._unasked.get(group)
         if unasked is None:
             return []
