@@ -213,7 +213,8 @@ def test_a_master_whose_disk_is_full_says_so_as_long_as_it_is() -> None:
 class _Slave:
     """A follower that speaks with a HaService without a network."""
 
-    def __init__(self, leader: Store, log_time: LogTime | None = None) -> None:
+    def __init__(self, leader: Store, log_time: LogTime | None = None, kind: type[FakeCall] = FakeCall) -> None:
+        self._kind = kind
         config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
         numbers = itertools.count(1)
         self._service = HaService(
@@ -233,7 +234,7 @@ class _Slave:
         request.cluster = cluster
         begins = True
         while True:
-            call = FakeCall(self._lane, self._bound, request)
+            call = self._kind(self._lane, self._bound, request)
             self._service.fetch(call)
             self._lane.advance(GATHER_MS)
             if call.error is not None:
@@ -306,14 +307,15 @@ def late_leader() -> Store:
     return leader
 
 
-def test_an_empty_slave_proves_the_first_head_of_a_log_that_begins_behind_0() -> None:
+@pytest.mark.parametrize("kind", [FakeCall, FakeGrpcCall])
+def test_an_empty_slave_proves_the_first_head_of_a_log_that_begins_behind_0(kind: type[FakeCall]) -> None:
     """Else it would take a flipped epoch, part with its master, and know of an epoch that nobody has begun."""
     leader = late_leader()
     disk = leader._disk
     assert isinstance(disk, SimDisk)
     segment = f"/s/commitlog/{SEGMENT:020d}"
     good = disk.content(segment)
-    slave = _Slave(leader)
+    slave = _Slave(leader, kind=kind)
     for at in (3, 40):  # its epoch, and what was synced then
         disk.flip_bit(segment, 8 * at)
         assert slave.follow() == "refused"
