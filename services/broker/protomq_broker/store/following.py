@@ -175,8 +175,12 @@ class Follower:
         now_ms: Callable[[], int],
         count: Callable[[Sequence[AppendRequest]], list[QueueKey]],
         note_repaired: Callable[[RepairedRange], None],
+        note_start: Callable[[int | None], None],
     ) -> None:
-        """`count` counts what was appended, and returns the queues that got it. `note_repaired` is told what the leader's log has lost."""
+        """`count` counts what was appended, and returns the queues that got it. `note_repaired` is told what the leader's log has lost.
+
+        `note_start`: the log begins behind 0 now; it is told the CRC with which the chain comes there.
+        """
         self.epochs = epochs
         self._log = commit_log
         self._checked = checked
@@ -185,6 +189,7 @@ class Follower:
         self._now_ms = now_ms
         self._count = count
         self._note_repaired = note_repaired
+        self._note_start = note_start
 
     def append(
         self,
@@ -216,6 +221,7 @@ class Follower:
         )
         if blocks and is_empty and position:
             commit_log.begin_at(position)
+            self._note_start(previous_crc32c)
             self._followers.begin_behind_the_start(position)
         for block in blocks:
             self._store(block)

@@ -379,6 +379,7 @@ class Store:
                 self._clock.now_ms,
                 self._counts.count_appended,
                 self._quarantine.add_repaired,
+                self._open_log.start.move,
             )
         else:
             self._restore_topics()

@@ -277,7 +277,7 @@ class LogStart:
         return cls(folder, NO_POSITION, None)
 
     def move(self, crc32c: int | None) -> None:
-        """Moves the start after segments were removed. `crc32c`: CRC of the last seal that was removed."""
+        """The log begins elsewhere now, as after segments were removed. `crc32c`: of the last seal before that."""
         self._known = (self._folder.first_position, crc32c)
 
     def point(self) -> StartPoint:

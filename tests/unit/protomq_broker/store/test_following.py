@@ -302,6 +302,21 @@ def test_the_head_that_an_empty_log_begins_with_is_proved_by_what_stood_before_i
     assert follower.append_verbatim(SEGMENT, log, previous_crc32c=crc32c) == leader.appended_position
 
 
+def test_a_log_that_begins_behind_0_knows_what_stood_before_it_when_it_leads_and_after_a_start() -> None:
+    leader, log, crc32c = late_leader()
+    disk = SimDisk()
+    follower = open_store(disk, follows=True)
+    follower.append_verbatim(SEGMENT, log, previous_crc32c=crc32c)
+    assert follower.start_point == leader.start_point == StartPoint(SEGMENT, crc32c)
+    follower.checkpoint()
+    follower.close()
+    again = open_store(disk)
+    assert again.start_point == StartPoint(SEGMENT, crc32c)
+    third = open_store(SimDisk(), follows=True)
+    third.append_verbatim(SEGMENT, log)
+    assert third.start_point == StartPoint(SEGMENT, None), "nobody has told it"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_an_empty_log_that_begins_behind_0_takes_no_damaged_bytes(seed: int) -> None:
     """Seed 4351 of the fuzz of pairs: the flipped epoch of the head was taken, and the next epochs were behind it."""
