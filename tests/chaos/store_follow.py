@@ -268,17 +268,24 @@ class FollowWorld:
             end = self.rng.choice((ends[-1], self.rng.choice(ends)))
             data = self.leader.log(start, end)
             self._offer_damaged(start, data)
-            follower.append_verbatim(start, data)
+            follower.append_verbatim(start, data, previous_crc32c=leader.start_point.crc32c)
         if self.rng.random() < 0.4:
             follower.flush()
         self.tell_confirmed()
 
     def _offer_damaged(self, start: int, data: bytes) -> None:
         """D6: bytes with a flipped bit are refused."""
+        leader, follower = self.leader.open_store, self.follower.open_store
+        first = 0
+        if follower.appended_position < start and leader.start_point.crc32c is None:
+            # The leader has lost what proves the head that an empty log begins with.
+            first = SEAL_SIZE_BYTES
+            if len(data) <= first:
+                return
         damaged = bytearray(data)
-        damaged[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+        damaged[self.rng.randrange(first, len(data))] ^= 1 << self.rng.randrange(8)
         try:
-            self.follower.open_store.append_verbatim(start, bytes(damaged))
+            follower.append_verbatim(start, bytes(damaged), previous_crc32c=leader.start_point.crc32c)
         except ForeignBytesError:
             return
         self.say("D6", f"{self.follower.name} takes damaged bytes for position {start}")
@@ -342,7 +349,9 @@ class FollowWorld:
             self.leader_syncs()
         leader, follower = self.leader.open_store, self.follower.open_store
         start = max(follower.appended_position, leader.min_position)
-        follower.append_verbatim(start, self.leader.log(start, leader.appended_position))
+        follower.append_verbatim(
+            start, self.leader.log(start, leader.appended_position), previous_crc32c=leader.start_point.crc32c
+        )
         self._restart_follower("power")
 
     def fail_over(self, then: Callable[[], None] = lambda: None) -> None:

@@ -44,7 +44,8 @@ PRODUCER = 77
 
 
 class FakeTimer:
-    def __init__(self, function: Callable[[], None]) -> None:
+    def __init__(self, delay_ms: float, function: Callable[[], None]) -> None:
+        self.delay_ms = delay_ms
         self.function = function
         self.is_cancelled = False
 
@@ -63,8 +64,16 @@ class Lane:
         function()
 
     def call_later(self, delay_ms: float, function: Callable[[], None]) -> FakeTimer:
-        self.timers.append(FakeTimer(function))
+        self.timers.append(FakeTimer(delay_ms, function))
         return self.timers[-1]
+
+    def fire(self, delay_max_ms: float = 0) -> None:
+        """Calls what was to wait no longer than this."""
+        due = [timer for timer in self.timers if timer.delay_ms <= delay_max_ms]
+        self.timers = [timer for timer in self.timers if timer not in due]
+        for timer in due:
+            if not timer.is_cancelled:
+                timer.function()
 
 
 class Call:

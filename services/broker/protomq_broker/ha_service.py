@@ -437,11 +437,11 @@ class HaService:
         if not request.store_id:
             raise invalid_argument("store_id", "is needed: a random number of the slave's store")
         end = LogPoint(request.end.position, request.end.epoch, request.end.crc32c)
-        first = self._store.min_position
+        first = self._store.start_point
         if end.position and self._store.log_point(end.position) != end:
             call.answer(self._header(ha.FETCH_STATUS_DIVERGED, 0, end.position).SerializeToString())
             return
-        position = end.position or first
+        position = end.position or first.position
         self._look_why_it_stands(request, position)
         session = self._draw()
         try:
@@ -467,7 +467,8 @@ class HaService:
             "slave %d follows from position %d (%s)", request.broker_id, position, request.address or call.peer
         )  # fmt: skip
         self._note(session, position, min(request.flushed_position, position), 0)
-        self._answer(call, feed, request.size_max_bytes)
+        # What stood before is gone here, so an empty slave can prove the first head by nothing else.
+        self._answer(call, feed, request.size_max_bytes, first.crc32c if not end.position and position else None)
 
     def _look_why_it_stands(self, request: ha.FetchRequest, position: int) -> None:
         """Reads again what a slave was sent, if it is where it was before: the log here may be damaged, and only the slave noticed."""
@@ -646,7 +647,7 @@ class HaService:
             heartbeat_interval_ms=self._config.heartbeat_interval_ms,
         )
 
-    def _answer(self, call: Call, feed: _Feed, size_max_bytes: int) -> None:
+    def _answer(self, call: Call, feed: _Feed, size_max_bytes: int, previous_crc32c: int | None = None) -> None:
         """Answers with the next part of the log, or with none."""
         replica = self._table.find(feed.session)
         assert replica is not None, "a session that lasts has its slave"
@@ -671,6 +672,8 @@ class HaService:
             return
         feed.told = self._news()
         fields = self._header(ha.FETCH_STATUS_OK, feed.session, start)
+        if previous_crc32c is not None:
+            fields.previous_crc32c = previous_crc32c
         if self._log_time is not None:
             fields.log_time_ms = self._log_time.now_ms()
         if self._leadership is not None:

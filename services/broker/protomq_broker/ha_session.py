@@ -37,6 +37,7 @@ class FollowSession:
         self._on_writer = on_writer
         self._session = 0
         self._intake = Intake(0)
+        self._previous_crc32c: int | None = None
         self._heard_ms = 0
         self._confirmed_position = 0
 
@@ -80,6 +81,8 @@ class FollowSession:
         self._session = response.session
         # If this log is empty, it begins where the master's log begins.
         self._intake = Intake(response.position)
+        if response.HasField("previous_crc32c"):
+            self._previous_crc32c = response.previous_crc32c
         self._first_end_position = response.end_position
         return self.took(response, part)
 
@@ -115,7 +118,8 @@ class FollowSession:
         if part.octets:
             run = intake.add(response.position, part)
             at = intake.position
-            end = self._on_writer(lambda: store.append_verbatim(at, run, may_end_within=True))
+            before = self._previous_crc32c
+            end = self._on_writer(lambda: store.append_verbatim(at, run, may_end_within=True, previous_crc32c=before))
             intake.stored(end)
             if response.counts_flushed or store.config.sync_flush:
                 store.flush()

@@ -20,6 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -60,6 +61,8 @@ log = logging.getLogger("protomq.broker")
 
 BATCH_COUNT_MAX: Final = 128
 """Most half messages that one turn examines."""
+AMENDED_COUNT_MAX: Final = 512
+"""Most open transactions that one slice looks at, when the broker begins to lead: 5 ms, if all of them get another time."""
 TURN_INTERVAL_MS: Final = 50.0
 """Shortest time between two turns: half messages that fall due in between are asked about together."""
 RETRY_INTERVAL_MS: Final = 1_000.0
@@ -68,6 +71,8 @@ APART_MAX_MS: Final = 10
 STORED_TIMEOUT_MS: Final = 60_000.0
 UNASKED_MAX: Final = 100_000
 """Most transactions that wait for a producer of their group. Beyond that, the broker asks only after the next interval."""
+UNASKED_LOOKS_MAX: Final = 1_024
+"""Most of them at which one turn looks: nearly all may have ended."""
 
 
 class _Waiter:
@@ -99,7 +104,10 @@ class TransactionChecks:
         self._clock = clock
         self._check_clock = CheckClock(log_time.now_ms(), clock.monotonic_ms())
         self._handles = handles
-        self._is_begun = False
+        self._to_amend: list[TransactionKey] | None = None
+        """Those whose times are still to be looked at, the first one last; None: the broker has not begun to lead."""
+        self._apart_ms = 0
+        """How far store times were behind the clock of checks then."""
         self._timer: Timer | None = None
         self._timer_due_ms = 0
         self._waiters: dict[str, deque[_Waiter]] = {}
@@ -137,19 +145,29 @@ class TransactionChecks:
             self._timer.cancel()
         self._run()
 
+    def _begin_amending(self) -> None:
+        transactions = self._store.transactions
+        self._unread.update(transactions.checked_too_often())
+        apart_ms = self.now_ms() - self._store.next_store_time_ms()
+        self._apart_ms = apart_ms if apart_ms > APART_MAX_MS else 0
+        self._to_amend = [known.half.key for known in transactions.open_transactions()]
+        self._to_amend.reverse()
+
     def _amend(self) -> None:
-        """Says again when open transactions are due, where the clock of checks is another one than before this start.
+        """Says again when some of the open transactions are due, where the clock of checks is another one than before this start.
 
         After another boot of the machine, or a fail-over, it may be behind. Then they would be asked about late. An earlier version let
         store times alone decide. Where the wall clock is behind, they would be asked about early.
         """
-        now_ms = self.now_ms()
-        apart_ms = now_ms - self._store.next_store_time_ms()
-        amended = self._store.transactions.amended(now_ms, apart_ms if apart_ms > APART_MAX_MS else 0)
-        for start in range(0, len(amended), BATCH_COUNT_MAX):
-            self._writer.append(TRANSACTIONS_TOPIC, [due_record(amended[start : start + BATCH_COUNT_MAX])])
-        if amended:
+        assert self._to_amend is not None
+        keys = self._to_amend[: -AMENDED_COUNT_MAX - 1 : -1]
+        amended = self._store.transactions.amended(keys, self.now_ms(), self._apart_ms)
+        parts = [amended[start : start + BATCH_COUNT_MAX] for start in range(0, len(amended), BATCH_COUNT_MAX)]
+        if parts:
+            self._writer.append(TRANSACTIONS_TOPIC, list(map(due_record, parts)))
             self._waiting.request_flush()
+        del self._to_amend[-len(keys) :]
+        self._store.transactions.next_due_ms()  # which drops the times that they had: all at once would take long
 
     def arm(self) -> None:
         """Called when a check may be due earlier than before."""
@@ -167,10 +185,13 @@ class TransactionChecks:
     def _run(self) -> None:
         self._timer = None
         try:
-            if not self._is_begun:
-                self._unread.update(self._store.transactions.checked_too_often())
+            if self._to_amend is None:
+                self._begin_amending()
+            if self._to_amend:
                 self._amend()
-                self._is_begun = True
+            if self._to_amend:  # nobody is asked before all have their times
+                self._set_timer(0, 0.0)
+                return
             self.turn()
         except Exception:
             log.exception("transactions could not be checked; the broker tries again soon")
@@ -232,12 +253,9 @@ class TransactionChecks:
 
     def wait(self, group: str, call: Call, hold_ms: float) -> None:
         """Takes the call of a producer of the group: answers it at once, or holds it."""
-        unasked = self._unasked.get(group)
-        if unasked and not call.closed:
-            checks = self._take_unasked(group, unasked)
-            if checks:
-                _answer(call, checks)
-                return
+        if not call.closed and (checks := self._take_unasked(group)):
+            _answer(call, checks)
+            return
         if hold_ms <= 0:
             _answer(call, [])
             return
@@ -245,6 +263,23 @@ class TransactionChecks:
         self._waiters.setdefault(group, deque()).append(waiter)
         waiter.timer = self._writer.lane.call_later(hold_ms, partial(self._give_up, group, waiter))
         call.hold(partial(self._forget, group, waiter))
+        self._offer_later(group)
+
+    def _offer_later(self, group: str) -> None:
+        if group in self._unasked and group in self._waiters:
+            self._writer.lane.call_later(0.0, partial(self._offer, group))
+
+    def _offer(self, group: str) -> None:
+        """Asks whoever waits. Of the transactions before, none could be read any more, or none was open."""
+        waiter = self._take_waiter(group)
+        if waiter is None:
+            return
+        checks = self._take_unasked(group)
+        if checks:
+            self._end(waiter, checks)
+        else:
+            self._waiters.setdefault(group, deque()).appendleft(waiter)
+        self._offer_later(group)
 
     def stop(self) -> None:
         """Answers all waiting producers with nothing. Any thread."""
@@ -257,20 +292,24 @@ class TransactionChecks:
                 self._end(waiter, [])
         self._waiters.clear()
 
-    def _take_unasked(
-        self, group: str, unasked: dict[TransactionKey, int]
-    ) -> list[bytes]:
-        """Takes as many open transactions as fit into an answer."""
+    def _take_unasked(self, group: str) -> list[bytes]:
+        """Takes the first of those that wait for a producer of the group, as many as fit into an answer. Returns those that can be read."""
+        unasked = self._unasked.get(group)
+        if unasked is None:
+            return []
         find = self._store.transactions.find
-        open_ = [known.half for key in unasked if (known := find(key)) is not None]
-        chosen = first_halves(open_[:BATCH_COUNT_MAX])
-        kept = {half.key: unasked[half.key] for half in open_[len(chosen) :]}
-        self._unasked_count += len(kept) - len(unasked)
-        if kept:
-            self._unasked[group] = kept
-        else:
-            del self._unasked[group]
-        return [check for _, _, check in self._checks_of(chosen, unasked)]
+        counts: dict[TransactionKey, int] = {}
+        halves: list[HalfMessage] = []
+        for key, count in islice(unasked.items(), UNASKED_LOOKS_MAX):
+            counts[key] = count
+            known = find(key)
+            if known is not None:
+                halves.append(known.half)
+                if len(halves) == BATCH_COUNT_MAX:
+                    break
+        chosen = first_halves(halves)
+        self._forget_unasked(group, counts.keys() - {half.key for half in halves[len(chosen) :]})
+        return [check for _, _, check in self._checks_of(chosen, counts)]
 
     def _ask(self, counts: Mapping[TransactionKey, int]) -> None:
         """`counts`: the number of each transaction's check."""

@@ -37,7 +37,7 @@ from protomq_runtime.regions import RecentRegion
 from protomq_runtime.testing import FakeCall, FakeGrpcCall, FakeLane
 
 from .store.log_helpers import ManualClock, make_request
-from .store.store_helpers import open_store
+from .store.store_helpers import SEGMENT, open_store
 
 
 def service_whose_orders_end_with(error: Exception | None) -> HaService:
@@ -213,7 +213,8 @@ def test_a_master_whose_disk_is_full_says_so_as_long_as_it_is() -> None:
 class _Slave:
     """A follower that speaks with a HaService without a network."""
 
-    def __init__(self, leader: Store, log_time: LogTime | None = None) -> None:
+    def __init__(self, leader: Store, log_time: LogTime | None = None, kind: type[FakeCall] = FakeCall) -> None:
+        self._kind = kind
         config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
         numbers = itertools.count(1)
         self._service = HaService(
@@ -224,6 +225,7 @@ class _Slave:
         self._bound = next(bound for path, bound in table.by_path.items() if path.endswith("/Fetch"))
         self._lane = FakeLane()
         self.store = open_store(SimDisk(), follows=True)
+        self.answers: list[ha.FetchResponse] = []
 
     def follow(self, cluster: str = "") -> str:
         """One session, until it has all or ends: why it ends. `cluster`: where it says that it belongs."""
@@ -232,7 +234,7 @@ class _Slave:
         request.cluster = cluster
         begins = True
         while True:
-            call = FakeCall(self._lane, self._bound, request)
+            call = self._kind(self._lane, self._bound, request)
             self._service.fetch(call)
             self._lane.advance(GATHER_MS)
             if call.error is not None:
@@ -242,6 +244,7 @@ class _Slave:
             response = call.response(lambda region: region.file.read(region.offset, region.size_bytes))  # type: ignore[attr-defined]
             try:
                 answer = AnswerMemory().read(response.SerializeToString())
+                self.answers.append(answer[0])
                 session.began(*answer) if begins else session.took(*answer)
             except LogForkError:
                 call.hang_up()
@@ -290,6 +293,62 @@ def test_damage_that_only_a_slave_notices_goes_into_quarantine_and_holds_it_up_n
     assert slave.follow() == "CORRUPT_LOG"
     leader.heal_log(damage, good[starts[7] : starts[8]])
     assert slave.follow() == ""
+    assert slave.store.appended_position == leader.appended_position
+
+
+def late_leader() -> Store:
+    """Its log begins behind 0."""
+    leader = open_store(SimDisk())
+    for number in range(60):
+        leader.append([make_request([b"%03d" % number * 100])])
+    leader.flush()
+    leader.checkpoint()
+    assert leader.delete_segments_below(SEGMENT) == SEGMENT
+    return leader
+
+
+@pytest.mark.parametrize("kind", [FakeCall, FakeGrpcCall])
+def test_an_empty_slave_proves_the_first_head_of_a_log_that_begins_behind_0(kind: type[FakeCall]) -> None:
+    """Else it would take a flipped epoch, part with its master, and know of an epoch that nobody has begun."""
+    leader = late_leader()
+    disk = leader._disk
+    assert isinstance(disk, SimDisk)
+    segment = f"/s/commitlog/{SEGMENT:020d}"
+    good = disk.content(segment)
+    slave = _Slave(leader, kind=kind)
+    for at in (3, 40):  # its epoch, and what was synced then
+        disk.flip_bit(segment, 8 * at)
+        assert slave.follow() == "refused"
+        assert (slave.store.appended_position, slave.store.epochs.highest_epoch) == (0, 0)
+        assert slave.follow() == "CORRUPT_LOG"
+        (damage,) = leader.damaged_ranges
+        assert damage.start_position == SEGMENT
+        leader.heal_log(damage, good[: damage.end_position - SEGMENT])
+    assert slave.follow() == ""
+    assert slave.store.appended_position == leader.appended_position
+    assert slave.store.min_position == SEGMENT
+
+
+def test_a_master_tells_what_stood_before_its_log_only_who_begins_there() -> None:
+    leader = late_leader()
+    slave = _Slave(leader)
+    assert slave.follow() == ""
+    assert [answer.previous_crc32c for answer in slave.answers] == [leader.start_point.crc32c]
+    leader.append([make_request([b"more"])])
+    assert slave.follow() == ""
+    whole = open_store(SimDisk())
+    whole.append([make_request([b"x"])])
+    other = _Slave(whole)
+    assert other.follow() == ""
+    assert not any(answer.HasField("previous_crc32c") for answer in [*slave.answers[1:], *other.answers])
+
+
+def test_a_master_that_does_not_know_what_stood_before_its_log_is_followed_as_before() -> None:
+    leader = late_leader()
+    leader._open_log.start.move(None)
+    slave = _Slave(leader)
+    assert slave.follow() == ""
+    assert not slave.answers[0].HasField("previous_crc32c")
     assert slave.store.appended_position == leader.appended_position
 
 

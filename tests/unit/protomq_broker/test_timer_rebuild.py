@@ -293,6 +293,39 @@ def test_a_log_that_has_lost_a_part_gives_back_the_rest() -> None:
     found = world.deliver(200_000)
     assert len(found) == len(set(found))
     assert len(dues_ms) - 3 <= len(found) < len(dues_ms)
+    assert world.store.pending.count == world.store.pending.size_bytes == 0, "what is lost is not counted, as at a start"
+
+
+def test_a_follower_that_has_lost_a_part_of_the_log_counts_what_it_has_found_again() -> None:
+    """Its leader tells of the end of messages that it does not know of."""
+    world, dues_ms, handles = started()
+    disk = SimDisk()
+    follower = open_store(disk, clock=world.clock, segment=SEGMENT, follows=True)
+    follower.pending._limits = SMALL
+    follow_world(world, follower)
+    for body in sorted(handles)[:10]:
+        assert world.recall(handles[body])
+    follow_world(world, follower)
+    in_first = [row for row in rows_of(follower) if row[1] < SEGMENT]
+    for _, position, *_ in (in_first[0], in_first[-1]):
+        disk.flip_bit(f"/s/commitlog/{0:020d}", 8 * (position + 30))
+    follower.pending.met_damage = "damage was met"
+    follower._upkeep.heal(world.clock.monotonic_ms())
+    assert follower.pending.is_rebuilding
+    assert follower.pending.count == world.store.pending.count, "until all are here, it counts what it knew of"
+    deliver_due(world, dues_ms, 50_000)
+    follow_world(world, follower)
+    while follower.pending.is_rebuilding:
+        follower._upkeep.heal(world.clock.monotonic_ms())
+    assert len(follower.damaged_ranges) == 2
+    follower.pending.due(world.clock.time_ms + 200_000, 1_000)
+    assert follower.pending.count == len(rows_of(follower)) == len(rows_of(world.store)) - 1, "the other one has ended"
+    deliver_due(world, dues_ms, 60_000)
+    assert not world.store.pending.count
+    follow_world(world, follower)
+    follower.pending.due(world.clock.time_ms + 200_000, 1_000)
+    assert rows_of(follower) == []
+    assert follower.pending.count == follower.pending.size_bytes == 0
 
 
 def test_a_timer_that_is_made_anew_counts_nothing_of_which_only_the_end_is_left() -> None:

@@ -861,6 +861,62 @@ def test_what_is_healed_behind_all_its_checks_and_a_start_is_asked_about_before_
     assert world.open() == []
 
 
+def unreadable(world: World, count: int) -> Any:
+    """A look into the store that finds the first half messages damaged."""
+    limit = sorted(known.half.position for known in world.store.transactions.open_transactions())[count]
+    read = world.store.read_records
+
+    def read_records(positions: Any, sizes: Any) -> Any:
+        data, starts, is_sound = read(positions, sizes)
+        return data, starts, is_sound & (positions >= limit)
+
+    return read_records
+
+
+def test_a_producer_is_asked_at_once_though_the_first_questions_cannot_be_read_any_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was held until the next of its questions fell due."""
+    for number in range(300):
+        world.half(b"%d" % number)
+    world.turns(6_000)
+    monkeypatch.setattr(world.store, "read_records", unreadable(world, 299))
+    first, second = world.wait(), world.wait()
+    for _ in range(3):
+        world.lane.fire()
+    assert [check.message.body for check in checks_of(first)] == [b"299"]
+    assert not second.answered
+    assert world.checks._unasked_count == 0
+
+
+def test_questions_that_wait_are_not_lost_when_their_producer_goes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(300):
+        world.half(b"%d" % number)
+    world.turns(6_000)
+    monkeypatch.setattr(world.store, "read_records", unreadable(world, 128))
+    call = world.wait()
+    call.closed = True
+    world.lane.fire()
+    assert len(checks_of(world.wait())) == 128
+    assert len(checks_of(world.wait())) == 44
+    assert world.checks._unasked_count == 0
+
+
+def test_a_wait_looks_at_no_more_questions_than_it_answers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand may wait for the first producer of their group."""
+    handles = [world.half() for _ in range(1_000)]
+    world.turns(6_000)
+    world.end(*((handle, ROLL_BACK) for handle in handles[:100]))
+    looks = Mock(side_effect=world.store.transactions.find)
+    monkeypatch.setattr(world.store.transactions, "find", looks)
+    assert len(checks_of(world.wait())) == 128
+    assert looks.call_count <= 228
+    assert world.checks._unasked_count == 1_000 - 228
+    found = [len(checks_of(world.wait())) for _ in range(7)]
+    assert sum(found) == 900 - 128
+    assert not world.wait().answered
+
+
 def test_what_cannot_be_read_costs_no_look_at_all_of_it_with_each_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A segment may have a hundred thousand half messages, and be damaged."""
     handles = [world.half() for _ in range(1_000)]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
+from protomq_broker import transaction_checks
 from protomq_broker.check_clock import CheckClock
 from protomq_broker.store.state.transactions import due_record
 from protomq_broker.store.tools.verify import verify
-from tests.support.transaction_world import SEGMENT, World, checks_of
+from tests.support.transaction_world import ROLL_BACK, SEGMENT, World, checks_of
 
 HOUR_MS = 3_600_000
 STEPS_MS = [-5_000, -600_000, -HOUR_MS]
@@ -119,6 +122,47 @@ def test_half_messages_of_an_earlier_version_have_their_time_when_the_clock_is_b
     world.log_time = world.checks._log_time
     world.restart()
     assert is_in_time(asked_after_ms(world)[b"half"], [6_000, 36_000])
+
+
+def test_a_start_gives_many_transactions_their_times_in_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200,000 of them took 2.5 s at once, in which the broker took no sends."""
+    monkeypatch.setattr(transaction_checks, "AMENDED_COUNT_MAX", 10)
+    world.request(SendRequest(topic="fill", queue_id=0, records=[Record(body=b"before")]))
+    world.clock.wall_offset_ms = -600_000
+    world.turns(700_000)
+    handles = [world.half(b"%d" % number) for number in range(25)]
+    world.restart()
+    monkeypatch.setattr(world.store.transactions, "amended", Mock(side_effect=world.store.transactions.amended))
+    amended = world.store.transactions.amended
+    now_ms = world.checks.now_ms()
+
+    def late() -> int:
+        return sum(known.due_ms > now_ms + 6_000 for known in world.store.transactions.open_transactions())
+
+    assert late() == 15, "a start amends the first of them"
+    world.end((handles[0], ROLL_BACK), (handles[-1], ROLL_BACK))
+    world.half(b"new")
+    for left in (5, 0, 0):
+        world.lane.fire()
+        assert late() <= left
+    assert amended.call_count == 2
+    assert is_in_time(asked_after_ms(world)[b"7"], [6_000, 36_000])
+
+
+def test_what_the_disk_does_not_take_of_the_new_times_is_said_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_checks, "AMENDED_COUNT_MAX", 10)
+    world.request(SendRequest(topic="fill", queue_id=0, records=[Record(body=b"before")]))
+    world.clock.wall_offset_ms = -600_000
+    world.turns(700_000)
+    for number in range(25):
+        world.half(b"%d" % number)
+    world.restart()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.checks._writer, "append", Mock(side_effect=OSError(28, "no space left on device")))
+        world.lane.fire()
+    world.lane.fire(transaction_checks.RETRY_INTERVAL_MS)
+    world.lane.fire()
+    assert {known.due_ms - world.checks.now_ms() <= 6_000 for known in world.store.transactions.open_transactions()} == {True}
 
 
 @pytest.mark.parametrize("count", [100, 450])

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotomq/v1/ha_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\";\n\x08LogPoint\x12\x10\n\x08position\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07\"\x9c\x02\n\x0c\x46\x65tchRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\x10\n\x08store_id\x18\x04 \x01(\x06\x12!\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x14.protomq.v1.LogPoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x18\n\x10written_position\x18\x07 \x01(\x03\x12\x18\n\x10\x66lushed_position\x18\x08 \x01(\x03\x12\x16\n\x0esize_max_bytes\x18\t \x01(\x03\x12\x0f\n\x07hold_ms\x18\n \x01(\x03\x12\x10\n\x08heard_ms\x18\x0b \x01(\x03\x12\r\n\x05\x65poch\x18\x0c \x01(\x03\x12\x0f\n\x07\x63luster\x18\r \x01(\t\"\xab\x02\n\rFetchResponse\x12\'\n\x06status\x18\x01 \x01(\x0e\x32\x17.protomq.v1.FetchStatus\x12\x0f\n\x07session\x18\x02 \x01(\x06\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x1a\n\x12\x63onfirmed_position\x18\x04 \x01(\x03\x12\x16\n\x0e\x66irst_position\x18\x05 \x01(\x03\x12\x14\n\x0c\x65nd_position\x18\x06 \x01(\x03\x12\x1a\n\x12segment_size_bytes\x18\x07 \x01(\x03\x12\x16\n\x0e\x63ounts_flushed\x18\x08 \x01(\x08\x12\x1d\n\x15heartbeat_interval_ms\x18\t \x01(\x03\x12\x0f\n\x07said_ms\x18\n \x01(\x03\x12\x13\n\x0blog_time_ms\x18\x0b \x01(\x03\x12\x0b\n\x03log\x18\x0f \x01(\x0c\"k\n\x12\x41\x63knowledgeRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x18\n\x10written_position\x18\x02 \x01(\x03\x12\x18\n\x10\x66lushed_position\x18\x03 \x01(\x03\x12\x10\n\x08heard_ms\x18\x04 \x01(\x03\"\x15\n\x13\x41\x63knowledgeResponse\"j\n\x11\x43ompareLogRequest\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12\x0f\n\x05\x65poch\x18\x02 \x01(\x03H\x00\x12\x12\n\x08position\x18\x03 \x01(\x03H\x00\x12\x0f\n\x07\x63luster\x18\x04 \x01(\tB\n\n\x08question\"\x8b\x01\n\x12\x43ompareLogResponse\x12\x12\n\x05\x65poch\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1a\n\x12\x65poch_end_position\x18\x02 \x01(\x03\x12#\n\x05point\x18\x03 \x01(\x0b\x32\x14.protomq.v1.LogPoint\x12\x16\n\x0e\x66irst_position\x18\x04 \x01(\x03\x42\x08\n\x06_epoch\"\x14\n\x12GetHaStatusRequest\"\xfa\x03\n\x13GetHaStatusResponse\x12$\n\x04role\x18\x01 \x01(\x0e\x32\x16.protomq.v1.BrokerRole\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x16\n\x0e\x66irst_position\x18\x05 \x01(\x03\x12\x14\n\x0c\x65nd_position\x18\x06 \x01(\x03\x12\x18\n\x10\x66lushed_position\x18\x07 \x01(\x03\x12\x1a\n\x12\x63onfirmed_position\x18\x08 \x01(\x03\x12+\n\x08replicas\x18\t \x03(\x0b\x32\x19.protomq.v1.ReplicaStatus\x12\x15\n\rin_sync_count\x18\n \x01(\x05\x12\x18\n\x10in_sync_replicas\x18\x0b \x01(\x05\x12\x1c\n\x14min_in_sync_replicas\x18\x0c \x01(\x05\x12\x16\n\x0emaster_address\x18\r \x01(\t\x12\x1b\n\x13master_end_position\x18\x0e \x01(\x03\x12\x1e\n\x11master_silence_ms\x18\x0f \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07problem\x18\x10 \x01(\t\x12*\n\nleadership\x18\x11 \x01(\x0b\x32\x16.protomq.v1.LeadershipB\x14\n\x12_master_silence_ms\"\xcc\x01\n\nLeadership\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x0e\n\x06master\x18\x04 \x01(\t\x12\x0f\n\x07in_sync\x18\x05 \x03(\t\x12\x10\n\x08problems\x18\x06 \x03(\t\x12\x11\n\tbroker_id\x18\x07 \x01(\r\x12&\n\x05known\x18\x08 \x03(\x0b\x32\x17.protomq.v1.KnownMember\x12\x0c\n\x04late\x18\t \x03(\t\x12\x14\n\x0c\x65tcd_problem\x18\n \x01(\t\"A\n\x0bKnownMember\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"p\n\x10OrderLeadRequest\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.protomq.v1.OrderKind\x12\x0e\n\x06member\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"+\n\x11OrderLeadResponse\x12\x16\n\x0ereplaced_order\x18\x01 \x01(\t\"=\n\x13\x46orgetMemberRequest\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\r\"\x16\n\x14\x46orgetMemberResponse\"\x9f\x01\n\rReplicaStatus\x12\x11\n\tbroker_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07in_sync\x18\x03 \x01(\x08\x12\x18\n\x10written_position\x18\x04 \x01(\x03\x12\x18\n\x10\x66lushed_position\x18\x05 \x01(\x03\x12\x11\n\tlag_bytes\x18\x06 \x01(\x03\x12\x12\n\nsilence_ms\x18\x07 \x01(\x03*{\n\x0b\x46\x65tchStatus\x12\x1c\n\x18\x46\x45TCH_STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x46\x45TCH_STATUS_OK\x10\x01\x12\x19\n\x15\x46\x45TCH_STATUS_DIVERGED\x10\x02\x12\x1e\n\x1a\x46\x45TCH_STATUS_SESSION_ENDED\x10\x03*{\n\nBrokerRole\x12\x1b\n\x17\x42ROKER_ROLE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x42ROKER_ROLE_ASYNC_MASTER\x10\x01\x12\x1b\n\x17\x42ROKER_ROLE_SYNC_MASTER\x10\x02\x12\x15\n\x11\x42ROKER_ROLE_SLAVE\x10\x03*w\n\tOrderKind\x12\x1a\n\x16ORDER_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11ORDER_KIND_SWITCH\x10\x01\x12\x1e\n\x1aORDER_KIND_PROMOTE_UNCLEAN\x10\x02\x12\x17\n\x13ORDER_KIND_WITHDRAW\x10\x03\x32\x97\x04\n\tHaService\x12\x45\n\x05\x46\x65tch\x12\x18.protomq.v1.FetchRequest\x1a\x19.protomq.v1.FetchResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x10\x12W\n\x0b\x41\x63knowledge\x12\x1e.protomq.v1.AcknowledgeRequest\x1a\x1f.protomq.v1.AcknowledgeResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x10\x12T\n\nCompareLog\x12\x1d.protomq.v1.CompareLogRequest\x1a\x1e.protomq.v1.CompareLogResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x10\x12W\n\x0bGetHaStatus\x12\x1e.protomq.v1.GetHaStatusRequest\x1a\x1f.protomq.v1.GetHaStatusResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x10\x12U\n\tOrderLead\x12\x1c.protomq.v1.OrderLeadRequest\x1a\x1d.protomq.v1.OrderLeadResponse\"\x0b\x8a\xe7\x18\x03\x08\x85\x10\x90\xe7\x18\x05\x12^\n\x0c\x46orgetMember\x12\x1f.protomq.v1.ForgetMemberRequest\x1a .protomq.v1.ForgetMemberResponse\"\x0b\x8a\xe7\x18\x03\x08\x86\x10\x90\xe7\x18\x05\x1a\x04\x88\xe7\x18\x08\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotomq/v1/ha_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\";\n\x08LogPoint\x12\x10\n\x08position\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07\"\x9c\x02\n\x0c\x46\x65tchRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\x10\n\x08store_id\x18\x04 \x01(\x06\x12!\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x14.protomq.v1.LogPoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x18\n\x10written_position\x18\x07 \x01(\x03\x12\x18\n\x10\x66lushed_position\x18\x08 \x01(\x03\x12\x16\n\x0esize_max_bytes\x18\t \x01(\x03\x12\x0f\n\x07hold_ms\x18\n \x01(\x03\x12\x10\n\x08heard_ms\x18\x0b \x01(\x03\x12\r\n\x05\x65poch\x18\x0c \x01(\x03\x12\x0f\n\x07\x63luster\x18\r \x01(\t\"\xdd\x02\n\rFetchResponse\x12\'\n\x06status\x18\x01 \x01(\x0e\x32\x17.protomq.v1.FetchStatus\x12\x0f\n\x07session\x18\x02 \x01(\x06\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x1a\n\x12\x63onfirmed_position\x18\x04 \x01(\x03\x12\x16\n\x0e\x66irst_position\x18\x05 \x01(\x03\x12\x14\n\x0c\x65nd_position\x18\x06 \x01(\x03\x12\x1a\n\x12segment_size_bytes\x18\x07 \x01(\x03\x12\x16\n\x0e\x63ounts_flushed\x18\x08 \x01(\x08\x12\x1d\n\x15heartbeat_interval_ms\x18\t \x01(\x03\x12\x0f\n\x07said_ms\x18\n \x01(\x03\x12\x13\n\x0blog_time_ms\x18\x0b \x01(\x03\x12\x1c\n\x0fprevious_crc32c\x18\x0c \x01(\x07H\x00\x88\x01\x01\x12\x0b\n\x03log\x18\x0f \x01(\x0c\x42\x12\n\x10_previous_crc32c\"k\n\x12\x41\x63knowledgeRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x18\n\x10written_position\x18\x02 \x01(\x03\x12\x18\n\x10\x66lushed_position\x18\x03 \x01(\x03\x12\x10\n\x08heard_ms\x18\x04 \x01(\x03\"\x15\n\x13\x41\x63knowledgeResponse\"j\n\x11\x43ompareLogRequest\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12\x0f\n\x05\x65poch\x18\x02 \x01(\x03H\x00\x12\x12\n\x08position\x18\x03 \x01(\x03H\x00\x12\x0f\n\x07\x63luster\x18\x04 \x01(\tB\n\n\x08question\"\x8b\x01\n\x12\x43ompareLogResponse\x12\x12\n\x05\x65poch\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1a\n\x12\x65poch_end_position\x18\x02 \x01(\x03\x12#\n\x05point\x18\x03 \x01(\x0b\x32\x14.protomq.v1.LogPoint\x12\x16\n\x0e\x66irst_position\x18\x04 \x01(\x03\x42\x08\n\x06_epoch\"\x14\n\x12GetHaStatusRequest\"\xfa\x03\n\x13GetHaStatusResponse\x12$\n\x04role\x18\x01 \x01(\x0e\x32\x16.protomq.v1.BrokerRole\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x16\n\x0e\x66irst_position\x18\x05 \x01(\x03\x12\x14\n\x0c\x65nd_position\x18\x06 \x01(\x03\x12\x18\n\x10\x66lushed_position\x18\x07 \x01(\x03\x12\x1a\n\x12\x63onfirmed_position\x18\x08 \x01(\x03\x12+\n\x08replicas\x18\t \x03(\x0b\x32\x19.protomq.v1.ReplicaStatus\x12\x15\n\rin_sync_count\x18\n \x01(\x05\x12\x18\n\x10in_sync_replicas\x18\x0b \x01(\x05\x12\x1c\n\x14min_in_sync_replicas\x18\x0c \x01(\x05\x12\x16\n\x0emaster_address\x18\r \x01(\t\x12\x1b\n\x13master_end_position\x18\x0e \x01(\x03\x12\x1e\n\x11master_silence_ms\x18\x0f \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07problem\x18\x10 \x01(\t\x12*\n\nleadership\x18\x11 \x01(\x0b\x32\x16.protomq.v1.LeadershipB\x14\n\x12_master_silence_ms\"\xcc\x01\n\nLeadership\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x0e\n\x06master\x18\x04 \x01(\t\x12\x0f\n\x07in_sync\x18\x05 \x03(\t\x12\x10\n\x08problems\x18\x06 \x03(\t\x12\x11\n\tbroker_id\x18\x07 \x01(\r\x12&\n\x05known\x18\x08 \x03(\x0b\x32\x17.protomq.v1.KnownMember\x12\x0c\n\x04late\x18\t \x03(\t\x12\x14\n\x0c\x65tcd_problem\x18\n \x01(\t\"A\n\x0bKnownMember\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"p\n\x10OrderLeadRequest\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.protomq.v1.OrderKind\x12\x0e\n\x06member\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"+\n\x11OrderLeadResponse\x12\x16\n\x0ereplaced_order\x18\x01 \x01(\t\"=\n\x13\x46orgetMemberRequest\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\r\"\x16\n\x14\x46orgetMemberResponse\"\x9f\x01\n\rReplicaStatus\x12\x11\n\tbroker_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07in_sync\x18\x03 \x01(\x08\x12\x18\n\x10written_position\x18\x04 \x01(\x03\x12\x18\n\x10\x66lushed_position\x18\x05 \x01(\x03\x12\x11\n\tlag_bytes\x18\x06 \x01(\x03\x12\x12\n\nsilence_ms\x18\x07 \x01(\x03*{\n\x0b\x46\x65tchStatus\x12\x1c\n\x18\x46\x45TCH_STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x46\x45TCH_STATUS_OK\x10\x01\x12\x19\n\x15\x46\x45TCH_STATUS_DIVERGED\x10\x02\x12\x1e\n\x1a\x46\x45TCH_STATUS_SESSION_ENDED\x10\x03*{\n\nBrokerRole\x12\x1b\n\x17\x42ROKER_ROLE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x42ROKER_ROLE_ASYNC_MASTER\x10\x01\x12\x1b\n\x17\x42ROKER_ROLE_SYNC_MASTER\x10\x02\x12\x15\n\x11\x42ROKER_ROLE_SLAVE\x10\x03*w\n\tOrderKind\x12\x1a\n\x16ORDER_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11ORDER_KIND_SWITCH\x10\x01\x12\x1e\n\x1aORDER_KIND_PROMOTE_UNCLEAN\x10\x02\x12\x17\n\x13ORDER_KIND_WITHDRAW\x10\x03\x32\x97\x04\n\tHaService\x12\x45\n\x05\x46\x65tch\x12\x18.protomq.v1.FetchRequest\x1a\x19.protomq.v1.FetchResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x10\x12W\n\x0b\x41\x63knowledge\x12\x1e.protomq.v1.AcknowledgeRequest\x1a\x1f.protomq.v1.AcknowledgeResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x10\x12T\n\nCompareLog\x12\x1d.protomq.v1.CompareLogRequest\x1a\x1e.protomq.v1.CompareLogResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x10\x12W\n\x0bGetHaStatus\x12\x1e.protomq.v1.GetHaStatusRequest\x1a\x1f.protomq.v1.GetHaStatusResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x10\x12U\n\tOrderLead\x12\x1c.protomq.v1.OrderLeadRequest\x1a\x1d.protomq.v1.OrderLeadResponse\"\x0b\x8a\xe7\x18\x03\x08\x85\x10\x90\xe7\x18\x05\x12^\n\x0c\x46orgetMember\x12\x1f.protomq.v1.ForgetMemberRequest\x1a .protomq.v1.ForgetMemberResponse\"\x0b\x8a\xe7\x18\x03\x08\x86\x10\x90\xe7\x18\x05\x1a\x04\x88\xe7\x18\x08\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,44 +47,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HASERVICE'].methods_by_name['OrderLead']._serialized_options = b'\212\347\030\003\010\205\020\220\347\030\005'
   _globals['_HASERVICE'].methods_by_name['ForgetMember']._loaded_options = None
   _globals['_HASERVICE'].methods_by_name['ForgetMember']._serialized_options = b'\212\347\030\003\010\206\020\220\347\030\005'
-  _globals['_FETCHSTATUS']._serialized_start=2314
-  _globals['_FETCHSTATUS']._serialized_end=2437
-  _globals['_BROKERROLE']._serialized_start=2439
-  _globals['_BROKERROLE']._serialized_end=2562
-  _globals['_ORDERKIND']._serialized_start=2564
-  _globals['_ORDERKIND']._serialized_end=2683
+  _globals['_FETCHSTATUS']._serialized_start=2364
+  _globals['_FETCHSTATUS']._serialized_end=2487
+  _globals['_BROKERROLE']._serialized_start=2489
+  _globals['_BROKERROLE']._serialized_end=2612
+  _globals['_ORDERKIND']._serialized_start=2614
+  _globals['_ORDERKIND']._serialized_end=2733
   _globals['_LOGPOINT']._serialized_start=69
   _globals['_LOGPOINT']._serialized_end=128
   _globals['_FETCHREQUEST']._serialized_start=131
   _globals['_FETCHREQUEST']._serialized_end=415
   _globals['_FETCHRESPONSE']._serialized_start=418
-  _globals['_FETCHRESPONSE']._serialized_end=717
-  _globals['_ACKNOWLEDGEREQUEST']._serialized_start=719
-  _globals['_ACKNOWLEDGEREQUEST']._serialized_end=826
-  _globals['_ACKNOWLEDGERESPONSE']._serialized_start=828
-  _globals['_ACKNOWLEDGERESPONSE']._serialized_end=849
-  _globals['_COMPARELOGREQUEST']._serialized_start=851
-  _globals['_COMPARELOGREQUEST']._serialized_end=957
-  _globals['_COMPARELOGRESPONSE']._serialized_start=960
-  _globals['_COMPARELOGRESPONSE']._serialized_end=1099
-  _globals['_GETHASTATUSREQUEST']._serialized_start=1101
-  _globals['_GETHASTATUSREQUEST']._serialized_end=1121
-  _globals['_GETHASTATUSRESPONSE']._serialized_start=1124
-  _globals['_GETHASTATUSRESPONSE']._serialized_end=1630
-  _globals['_LEADERSHIP']._serialized_start=1633
-  _globals['_LEADERSHIP']._serialized_end=1837
-  _globals['_KNOWNMEMBER']._serialized_start=1839
-  _globals['_KNOWNMEMBER']._serialized_end=1904
-  _globals['_ORDERLEADREQUEST']._serialized_start=1906
-  _globals['_ORDERLEADREQUEST']._serialized_end=2018
-  _globals['_ORDERLEADRESPONSE']._serialized_start=2020
-  _globals['_ORDERLEADRESPONSE']._serialized_end=2063
-  _globals['_FORGETMEMBERREQUEST']._serialized_start=2065
-  _globals['_FORGETMEMBERREQUEST']._serialized_end=2126
-  _globals['_FORGETMEMBERRESPONSE']._serialized_start=2128
-  _globals['_FORGETMEMBERRESPONSE']._serialized_end=2150
-  _globals['_REPLICASTATUS']._serialized_start=2153
-  _globals['_REPLICASTATUS']._serialized_end=2312
-  _globals['_HASERVICE']._serialized_start=2686
-  _globals['_HASERVICE']._serialized_end=3221
+  _globals['_FETCHRESPONSE']._serialized_end=767
+  _globals['_ACKNOWLEDGEREQUEST']._serialized_start=769
+  _globals['_ACKNOWLEDGEREQUEST']._serialized_end=876
+  _globals['_ACKNOWLEDGERESPONSE']._serialized_start=878
+  _globals['_ACKNOWLEDGERESPONSE']._serialized_end=899
+  _globals['_COMPARELOGREQUEST']._serialized_start=901
+  _globals['_COMPARELOGREQUEST']._serialized_end=1007
+  _globals['_COMPARELOGRESPONSE']._serialized_start=1010
+  _globals['_COMPARELOGRESPONSE']._serialized_end=1149
+  _globals['_GETHASTATUSREQUEST']._serialized_start=1151
+  _globals['_GETHASTATUSREQUEST']._serialized_end=1171
+  _globals['_GETHASTATUSRESPONSE']._serialized_start=1174
+  _globals['_GETHASTATUSRESPONSE']._serialized_end=1680
+  _globals['_LEADERSHIP']._serialized_start=1683
+  _globals['_LEADERSHIP']._serialized_end=1887
+  _globals['_KNOWNMEMBER']._serialized_start=1889
+  _globals['_KNOWNMEMBER']._serialized_end=1954
+  _globals['_ORDERLEADREQUEST']._serialized_start=1956
+  _globals['_ORDERLEADREQUEST']._serialized_end=2068
+  _globals['_ORDERLEADRESPONSE']._serialized_start=2070
+  _globals['_ORDERLEADRESPONSE']._serialized_end=2113
+  _globals['_FORGETMEMBERREQUEST']._serialized_start=2115
+  _globals['_FORGETMEMBERREQUEST']._serialized_end=2176
+  _globals['_FORGETMEMBERRESPONSE']._serialized_start=2178
+  _globals['_FORGETMEMBERRESPONSE']._serialized_end=2200
+  _globals['_REPLICASTATUS']._serialized_start=2203
+  _globals['_REPLICASTATUS']._serialized_end=2362
+  _globals['_HASERVICE']._serialized_start=2736
+  _globals['_HASERVICE']._serialized_end=3271
 # @@protoc_insertion_point(module_scope)

@@ -222,6 +222,7 @@ class FetchResponse(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     SAID_MS_FIELD_NUMBER: _builtins.int
     LOG_TIME_MS_FIELD_NUMBER: _builtins.int
+    PREVIOUS_CRC32C_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     status: Global___FetchStatus.ValueType
     """The outcome."""
@@ -247,6 +248,10 @@ class FetchResponse(_message.Message):
     """The master's log time when the answer was given, in milliseconds since 1970: the slave goes on with it when it leads. 0: the master does
     not say it.
     """
+    previous_crc32c: _builtins.int
+    """To begin a session from position 0, if `position` is not 0: the CRC-32C of the seal that ended there in the master's log. It proves the
+    first seal of `log`. Absent: the master does not know it.
+    """
     log: _builtins.bytes
     """The log from `position` on, as it stands in the master's segments. It may end within an append. The last field of an answer."""
     def __init__(
@@ -263,13 +268,16 @@ class FetchResponse(_message.Message):
         heartbeat_interval_ms: _builtins.int = ...,
         said_ms: _builtins.int = ...,
         log_time_ms: _builtins.int = ...,
+        previous_crc32c: _builtins.int | None = ...,
         log: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_previous_crc32c", b"_previous_crc32c", "previous_crc32c", b"previous_crc32c"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_position", b"confirmed_position", "counts_flushed", b"counts_flushed", "end_position", b"end_position", "first_position", b"first_position", "heartbeat_interval_ms", b"heartbeat_interval_ms", "log", b"log", "log_time_ms", b"log_time_ms", "position", b"position", "said_ms", b"said_ms", "segment_size_bytes", b"segment_size_bytes", "session", b"session", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_crc32c", b"_previous_crc32c", "confirmed_position", b"confirmed_position", "counts_flushed", b"counts_flushed", "end_position", b"end_position", "first_position", b"first_position", "heartbeat_interval_ms", b"heartbeat_interval_ms", "log", b"log", "log_time_ms", b"log_time_ms", "position", b"position", "previous_crc32c", b"previous_crc32c", "said_ms", b"said_ms", "segment_size_bytes", b"segment_size_bytes", "session", b"session", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__previous_crc32c: _TypeAlias = _typing.Literal["previous_crc32c"]  # noqa: Y015
+    _WhichOneofArgType__previous_crc32c: _TypeAlias = _typing.Literal["_previous_crc32c", b"_previous_crc32c"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__previous_crc32c) -> _WhichOneofReturnType__previous_crc32c | None: ...
 
 Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015
 

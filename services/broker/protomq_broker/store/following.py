@@ -175,8 +175,12 @@ class Follower:
         now_ms: Callable[[], int],
         count: Callable[[Sequence[AppendRequest]], list[QueueKey]],
         note_repaired: Callable[[RepairedRange], None],
+        note_start: Callable[[int | None], None],
     ) -> None:
-        """`count` counts what was appended, and returns the queues that got it. `note_repaired` is told what the leader's log has lost."""
+        """`count` counts what was appended, and returns the queues that got it. `note_repaired` is told what the leader's log has lost.
+
+        `note_start`: the log begins behind 0 now; it is told the CRC with which the chain comes there.
+        """
         self.epochs = epochs
         self._log = commit_log
         self._checked = checked
@@ -185,12 +189,20 @@ class Follower:
         self._now_ms = now_ms
         self._count = count
         self._note_repaired = note_repaired
+        self._note_start = note_start
 
-    def append(self, position: int, data: bytes | memoryview, *, may_end_within: bool = False) -> int:
+    def append(
+        self,
+        position: int,
+        data: bytes | memoryview,
+        *,
+        may_end_within: bool = False,
+        previous_crc32c: int | None = None,
+    ) -> int:
         """Stores whole appends of the leader's log, which stand at `position` there. Returns the new end of the log.
 
-        `may_end_within`: the data may end with a part of one more append, which is not stored yet. Raises ForeignBytesError: nothing is
-        stored; DiskFullError, StoreFailedError: the appends up to the log's end are stored.
+        `may_end_within`: the data may end with a part of one more append, which is not stored yet. `previous_crc32c`: as of `prove`. Raises
+        ForeignBytesError: nothing is stored; DiskFullError, StoreFailedError: the appends up to the log's end are stored.
         """
         commit_log = self._log
         if commit_log.failure:
@@ -200,10 +212,16 @@ class Follower:
         is_empty = tail.crc32c == 0 and (not folder.files or tail.position == folder.first_position)
         end = LogEnd(tail, self._last_epoch, is_empty)
         blocks = prove(
-            data, position, end, folder.segment_size_bytes, may_end_within=may_end_within
+            data,
+            position,
+            end,
+            folder.segment_size_bytes,
+            may_end_within=may_end_within,
+            previous_crc32c=previous_crc32c,
         )
         if blocks and is_empty and position:
             commit_log.begin_at(position)
+            self._note_start(previous_crc32c)
             self._followers.begin_behind_the_start(position)
         for block in blocks:
             self._store(block)

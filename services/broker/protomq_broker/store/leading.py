@@ -86,10 +86,18 @@ class Leadership:
             if self.follower is not None:
                 self._write_epochs(self.follower)
 
-    def append_verbatim(self, position: int, data: bytes | memoryview, *, may_end_within: bool = False) -> int:
+    def append_verbatim(
+        self,
+        position: int,
+        data: bytes | memoryview,
+        *,
+        may_end_within: bool = False,
+        previous_crc32c: int | None = None,
+    ) -> int:
         """Stores whole appends of the leader's log, which stand at `position` there. Returns the new appended position.
 
         `may_end_within`: the data may end with a part of one more append, which is not stored yet. An empty log begins at any segment.
+        `previous_crc32c`: the CRC with which the leader's chain comes there; None: the leader does not know it, and the head is believed.
         Raises NotFollowingError; ForeignBytesError: nothing is stored; DiskFullError, StoreFailedError: the appends up to the appended
         position are stored.
         """
@@ -98,7 +106,9 @@ class Leadership:
         try:
             if not self._files.has_written_epochs:
                 self._begin_to_follow()
-            return self.follower.append(position, data, may_end_within=may_end_within)
+            return self.follower.append(
+                position, data, may_end_within=may_end_within, previous_crc32c=previous_crc32c
+            )
         except DiskFullError as error:
             self._refusals.note_full(str(error))
             raise

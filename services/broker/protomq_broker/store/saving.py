@@ -9,6 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from protomq.wire.log_walk import walk_appends
+from protomq.wire.record import SEAL_SIZE_BYTES
+
 from .files.disk import DISK_FULL_ERRNOS
 from .housekeeping.carry_forward import CarryForward
 from .leading import Leadership
@@ -150,17 +153,39 @@ class Saver:
                 self._told_start = cut, positions.appended
             if positions.waits_for_replicas and positions.confirmed < self._told_start[1]:
                 return folder.first_position  # a replica that leads must have what was carried
+        crc = self._chain_into(cut) if cut > folder.first_position else None
         removed = self._log.remove_segments_below(cut)
         first = folder.first_position
         if removed:
             log.info("%d segments below position %d are deleted", len(removed), first)
-            self._start.move(chain_at_end(removed[-1], unreadable_is_damage=True))
+            self._start.move(crc if first == cut else chain_at_end(removed[-1], unreadable_is_damage=True))
             self._quarantine.forget_below(first)
             for derived in self._files.derived:
                 derived.delete_below(first)
             self._files.topics.forget_deleted(first)
             self._files.boundaries.remove_below(first)
         return first
+
+    def _chain_into(self, position: int) -> int | None:
+        """The CRC with which the chain comes to a segment; None if nobody knows it: the segment before is lost, or damaged at its end.
+
+        A wrong one would make damage of the log's first head, where the segment before can be asked no more.
+        """
+        folder = self._log.folder
+        crc = chain_at_end(folder.at(position - 1), unreadable_is_damage=True)
+        segment = folder.at(position)
+        if crc is None or segment is None:
+            return crc
+        head = segment.read_if_readable(0, SEAL_SIZE_BYTES)
+        if walk_appends(head, position, crc).seals:
+            return crc
+        # One of the two does not hold.
+        last_seal = position - SEAL_SIZE_BYTES
+        for damage in self._quarantine.ranges:
+            if damage.start_position < position <= damage.end_position:
+                return damage.previous_crc32c if damage.end_position == position else None
+        self._checked.doubt(last_seal, position)
+        return crc if self._checked.find_damage([(last_seal, SEAL_SIZE_BYTES)]) is None else None
 
     def fail_lost(self, reason: str) -> None:
         """Stops all writes because the files are gone; creates no new ones in their place."""

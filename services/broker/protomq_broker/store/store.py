@@ -55,7 +55,7 @@ from .log.commit_log import CommitLog, Reserve
 from .log.epochs import Epochs
 from .log.flusher import LogFlusher
 from .log.positions import Positions, QueueKey
-from .log.recovery import DamagedRange, RecoveredLog, seal_at_end
+from .log.recovery import DamagedRange, RecoveredLog, StartPoint, seal_at_end
 from .log.seals import seal_before
 from .open_log import OpenLog
 from .queues.consume_queue import ConsumeQueueDamagedError, DamagedFile
@@ -379,6 +379,7 @@ class Store:
                 self._clock.now_ms,
                 self._counts.count_appended,
                 self._quarantine.add_repaired,
+                self._open_log.start.move,
             )
         else:
             self._restore_topics()
@@ -544,6 +545,11 @@ class Store:
     def min_position(self) -> int:
         """Where the oldest segment starts."""
         return self._folder.first_position
+
+    @property
+    def start_point(self) -> StartPoint:
+        """Where the oldest segment starts, and the CRC with which the chain of seals comes there, if that is known. Any thread."""
+        return self._open_log.start.point()
 
     @property
     def appended_position(self) -> int:

@@ -164,7 +164,8 @@ class StoreFiles:
 
         `epoch`: the epoch that the store was given; None: the next one. Raises StaleEpochError, OSError. If the disk is full, the store
         stays in the epoch in which it led last, so that segments can be deleted. If the file has the new epoch, it stays in that. This does
-        not apply to a given epoch.
+        not apply to a given epoch, nor where the log was cut back before that epoch. There another store wrote what stands at the end. Who
+        compares logs or offsets by their epochs would not notice what is gone.
         """
         epochs = self.epochs
         is_given = epoch is not None
@@ -276,7 +277,7 @@ class LogStart:
         return cls(folder, NO_POSITION, None)
 
     def move(self, crc32c: int | None) -> None:
-        """Moves the start after segments were removed. `crc32c`: CRC of the last seal that was removed."""
+        """The log begins elsewhere now, as after segments were removed. `crc32c`: of the last seal before that."""
         self._known = (self._folder.first_position, crc32c)
 
     def point(self) -> StartPoint:

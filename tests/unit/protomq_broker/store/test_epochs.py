@@ -239,6 +239,28 @@ def test_a_full_disk_leaves_the_store_in_its_epoch() -> None:
     assert [row[1] for row in epochs_of(disk)] == [1, 2]
 
 
+def test_a_leader_whose_log_was_cut_back_before_its_epoch_leads_when_there_is_room_for_a_new_one() -> None:
+    """What is gone had its epoch: consumers and replicas may have it, and must be told."""
+    disk = SimDisk()
+    master, slave = open_store(SimDisk()), open_store(disk, follows=True)
+    for _ in range(3):
+        master.append([make_request([b"x"])])
+    assert isinstance(master._disk, SimDisk)
+    log = master._disk.content(f"/s/commitlog/{0:020d}")[: master.appended_position]
+    slave.append_verbatim(0, log)
+    assert slave.lead() == 2
+    slave.append([make_request([b"y"])])
+    disk = disk.crash(random.Random(1), keep=0.0)
+    assert epochs_of(disk)[-1] == (len(log), 2, True)
+    disk.plan = has_no_room_for_epochs
+    with pytest.raises(OSError, match="No space"):
+        open_store(disk)
+    disk.plan = None
+    again = open_store(disk)
+    assert again.appended_position < len(log)
+    assert again.last_epoch == 3
+
+
 def has_no_room_for_epochs(operation: Operation) -> Fault | None:
     return Fault.ENOSPC if EPOCHS_NAME in operation.path else None
 

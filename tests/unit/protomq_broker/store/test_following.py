@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from unittest import mock
 
 import pytest
@@ -27,7 +28,10 @@ from protomq_broker.store.errors import (
 )
 from protomq_broker.store.files.disk import write_fully
 from protomq_broker.store.log import commit_log
+from protomq_broker.store.log.positions import LogTail
+from protomq_broker.store.log.recovery import StartPoint
 from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.log.verbatim import LogEnd, prove
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
@@ -265,6 +269,101 @@ def test_gaps_forks_and_damaged_bytes_are_refused_and_nothing_is_stored() -> Non
     with pytest.raises(LogForkError):
         follower.append_verbatim(here, log_of(disk_of(other), here, other.appended_position))
     assert follower.appended_position == here
+
+
+def late_leader() -> tuple[Store, bytes, int]:
+    """A leader whose log begins behind 0, its log, and the CRC with which the chain comes there."""
+    leader = pair()[0]
+    fill(leader, 60)
+    leader.flush()
+    leader.checkpoint()
+    assert leader.delete_segments_below(SEGMENT) == SEGMENT
+    crc32c = leader.start_point.crc32c
+    assert crc32c is not None
+    return leader, log_of(disk_of(leader), SEGMENT, leader.appended_position), crc32c
+
+
+def test_the_head_that_an_empty_log_begins_with_is_proved_by_what_stood_before_it() -> None:
+    leader, log, crc32c = late_leader()
+    empty = LogEnd(LogTail(0, 0, 0), 0, is_empty=True)
+    taken = []
+    for bit in range(SEAL_SIZE_BYTES * 8):
+        damaged = bytearray(log[:SEAL_SIZE_BYTES])
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(LogForkError):
+            prove(bytes(damaged), SEGMENT, empty, SEGMENT, previous_crc32c=crc32c)
+        with suppress(LogForkError):
+            taken += prove(bytes(damaged), SEGMENT, empty, SEGMENT)
+    assert taken, "a leader of an earlier version does not tell what stood before"
+    follower = open_store(SimDisk(), follows=True)
+    with pytest.raises(LogForkError):
+        follower.append_verbatim(SEGMENT, log, previous_crc32c=crc32c ^ 1)
+    assert (follower.appended_position, follower.epochs.highest_epoch) == (0, 0)
+    assert follower.append_verbatim(SEGMENT, log, previous_crc32c=crc32c) == leader.appended_position
+
+
+def test_a_log_that_begins_behind_0_knows_what_stood_before_it_when_it_leads_and_after_a_start() -> None:
+    leader, log, crc32c = late_leader()
+    disk = SimDisk()
+    follower = open_store(disk, follows=True)
+    follower.append_verbatim(SEGMENT, log, previous_crc32c=crc32c)
+    assert follower.start_point == leader.start_point == StartPoint(SEGMENT, crc32c)
+    follower.checkpoint()
+    follower.close()
+    again = open_store(disk)
+    assert again.start_point == StartPoint(SEGMENT, crc32c)
+    third = open_store(SimDisk(), follows=True)
+    third.append_verbatim(SEGMENT, log)
+    assert third.start_point == StartPoint(SEGMENT, None), "nobody has told it"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_empty_log_that_begins_behind_0_takes_no_damaged_bytes(seed: int) -> None:
+    """Seed 4351 of the fuzz of pairs: the flipped epoch of the head was taken, and the next epochs were behind it."""
+    rng = random.Random(seed)
+    _, log, crc32c = late_leader()
+    empty = LogEnd(LogTail(0, 0, 0), 0, is_empty=True)
+    for _ in range(10):
+        damaged = bytearray(log[: rng.choice((SEAL_SIZE_BYTES, len(log), rng.randrange(SEAL_SIZE_BYTES, len(log))))])
+        bit = rng.randrange(8 * rng.choice((SEAL_SIZE_BYTES, len(damaged))))
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            blocks = prove(bytes(damaged), SEGMENT, empty, SEGMENT, may_end_within=True, previous_crc32c=crc32c)
+        except ForeignBytesError:
+            continue
+        assert sum(block.appends.size_bytes for block in blocks) <= bit // 8, "what stands before the damage"
+
+
+def test_a_log_knows_what_stood_before_it_though_the_deleted_segment_was_damaged_there() -> None:
+    """Else it would take its own sound head for damage, and not start."""
+    leader = pair()[0]
+    fill(leader, 60)
+    leader.flush()
+    leader.checkpoint()
+    disk = disk_of(leader)
+    disk.flip_bit(f"/s/commitlog/{0:020d}", 8 * (SEGMENT - 2))
+    assert leader.delete_segments_below(SEGMENT) == SEGMENT
+    assert leader.start_point == StartPoint(SEGMENT, None)
+    leader.prove_again(SEGMENT, 2 * SEGMENT)
+    assert not leader.damaged_ranges
+    leader.checkpoint()
+    leader.close()
+    again = open_store(disk)
+    assert not again.damaged_ranges
+    assert read_all(again)
+    assert read_all(again, queue_id=1)
+
+
+def test_a_head_that_was_damaged_before_the_segment_before_it_went_is_damage_still() -> None:
+    leader = pair()[0]
+    fill(leader, 60)
+    leader.flush()
+    leader.checkpoint()
+    disk = disk_of(leader)
+    disk.flip_bit(f"/s/commitlog/{SEGMENT:020d}", 8 * 4)
+    assert leader.delete_segments_below(SEGMENT) == SEGMENT
+    leader.prove_again(SEGMENT, 2 * SEGMENT)
+    assert [damage.start_position for damage in leader.damaged_ranges] == [SEGMENT]
 
 
 def test_an_epoch_that_is_over_is_refused() -> None:

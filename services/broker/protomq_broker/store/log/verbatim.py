@@ -55,10 +55,13 @@ def prove(
     segment_size_bytes: int,
     *,
     may_end_within: bool = False,
+    previous_crc32c: int | None = None,
 ) -> list[ForeignBlock]:
     """The appends that `data` has, which is to continue the log at `position`, segment by segment.
 
-    `may_end_within`: the beginning of one more append may stand at the end; it is left out.
+    `may_end_within`: the beginning of one more append may stand at the end; it is left out. `previous_crc32c`: with which the chain comes
+    to `position` where the log is empty and begins behind 0; None: not known. Then the head there is believed, as far as the chain goes on
+    from it.
 
     It proves the position and each seal: its place, its CRC, the chain of CRCs, its records. Epochs and store times must not fall. Each
     segment must begin with its head, and leave room to close it. Raises ForeignBytesError: nothing of it continues the log.
@@ -67,7 +70,7 @@ def prove(
     begins = end.is_empty and not position % segment_size_bytes
     if position != tail.position and not begins:
         raise LogGapError(tail.position, position)
-    crc: int | None = None if begins and position else tail.crc32c
+    crc: int | None = previous_crc32c if begins and position else tail.crc32c
     # An empty log has a time if this store has led and could write nothing: that is the time of no append.
     epoch, store_time_ms = end.epoch, 0 if end.is_empty else tail.store_time_ms
     blocks: list[ForeignBlock] = []

@@ -396,15 +396,18 @@ class Transactions:
         dues_ms = [now_ms + self._plan.immunity_ms] * count
         return _record(keys, bytes([_CARRIED]) * count, check_counts=[0] * count, due_times_ms=dues_ms)
 
-    def amended(self, now_ms: int, apart_ms: int) -> list[OpenTransaction]:
-        """Open transactions at a start, with the times when they are due by its clock: those that have another one by that.
+    def amended(self, keys: Sequence[TransactionKey], now_ms: int, apart_ms: int) -> list[OpenTransaction]:
+        """Those of the open transactions at a start that are due at another time by its clock, with that time.
 
         None is due later than if it began, or was checked, now. `apart_ms`: store times of this moment are behind the clock by that. So
         may be those that alone tell when a transaction has begun.
         """
         plan = self._plan
         found = []
-        for known in self.open_transactions():
+        for key in keys:
+            known = self.find(key)
+            if known is None:
+                continue
             due_ms = known.due_ms
             if not known.check_count and due_ms == known.half.store_time_ms + plan.immunity_ms:
                 due_ms += apart_ms

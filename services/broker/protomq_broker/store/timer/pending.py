@@ -127,6 +127,8 @@ class PendingTimers:
         self._count = self._size_bytes = 0
         self._missed_count = self._missed_bytes = 0
         """Of rows that were counted as gone, and never came."""
+        self._found_count = self._found_bytes = 0
+        """While `is_rebuilding`: what the log has brought back, less what there was before. Till then that counts."""
         self.log_time_ms = 0
         self._frozen: PendingState | None = None
         self._unsynced: list[str] = []
@@ -135,8 +137,8 @@ class PendingTimers:
     # Writer thread.
 
     def begin_rebuild(self, rows_from: int) -> None:
-        """Forgets all rows, not how many there were: `restore` and `restore_removed` bring them back from the log, whose first position
-        is `rows_from`. Until `end_rebuild` nothing is due, and what is noted is taken in besides.
+        """Forgets all rows: `restore` and `restore_removed` bring them back from the log, whose first position is `rows_from`. Until
+        `end_rebuild` nothing is due, what is noted is taken in besides, and how many there were is not forgotten.
         """
         with self._files_lock, self._lock, self._note_lock:
             counts, log_time_ms = (self.count, self.size_bytes), self.log_time_ms
@@ -144,6 +146,7 @@ class PendingTimers:
             next_number = self._next_number  # runs that somebody reads still are not written over
             self._clear()
             self._count, self._size_bytes = counts
+            self._found_count, self._found_bytes = -counts[0], -counts[1]
             self.entries_from, self.removals_from = positions
             self.log_time_ms, self._next_number = log_time_ms, next_number
             self.rows_from = rows_from
@@ -205,12 +208,12 @@ class PendingTimers:
     @property
     def count(self) -> int:
         """How many are pending. Too few, where removals beyond the horizon have not met their rows yet, and will meet none."""
-        return max(self._count + self._missed_count, 0)
+        return max(self._count + (0 if self.is_rebuilding else self._missed_count), 0)
 
     @property
     def size_bytes(self) -> int:
         """How much of the log the records have that are pending."""
-        return max(self._size_bytes + self._missed_bytes, 0)
+        return max(self._size_bytes + (0 if self.is_rebuilding else self._missed_bytes), 0)
 
     def due(self, now_ms: int, count_max: int) -> NDArray[Any]:
         """Up to `count_max` rows that fall due at `now_ms` or before, in order of their keys; the same again until they are removed.
@@ -347,20 +350,26 @@ class PendingTimers:
         rows = make_rows(due_times_ms, positions, sizes, MESSAGE)
         with self._note_lock:
             self._noted.append(rows)
+            self._found_count += len(rows)
+            self._found_bytes += int(rows["size"].sum())
 
-    def restore_removed(self, due_times_ms: NDArray[Any], positions: NDArray[Any]) -> None:
-        """While `is_rebuilding`: those of which the log says that they are pending no more. They are counted as gone already."""
+    def restore_removed(self, due_times_ms: NDArray[Any], positions: NDArray[Any], sizes: NDArray[Any]) -> None:
+        """While `is_rebuilding`: those of which the log says that they are pending no more."""
         is_here = positions >= np.uint64(self.rows_from)
-        removals = make_rows(due_times_ms[is_here], positions[is_here], 0, REMOVED)
+        removals = make_rows(due_times_ms[is_here], positions[is_here], sizes[is_here], REMOVED)
         if len(removals):
             with self._note_lock:
                 self._noted_removals.append(removals)
+                self._found_count -= len(removals)
+                self._found_bytes -= int(removals["size"].sum())
 
     def end_rebuild(self) -> None:
         """Everything is here again, and what has ended meanwhile goes: at a follower, its leader goes on."""
         with self._note_lock:
             self._noted_removals += self._held_removals
             self._held_removals = []
+            self._count += self._found_count
+            self._size_bytes += self._found_bytes
             self.is_rebuilding = False
 
     def freeze(self) -> int:
@@ -504,10 +513,9 @@ class PendingTimers:
         self._skip_removed()
 
     def _note_missed(self, removals: NDArray[Any]) -> None:
-        """These have met no row. Those without a size were not counted as gone."""
-        missed = removals[removals["size"] > 0]
-        self._missed_count += len(missed)
-        self._missed_bytes += int(missed["size"].sum())
+        """These have met no row."""
+        self._missed_count += len(removals)
+        self._missed_bytes += int(removals["size"].sum())
 
     def _skip_removed(self) -> None:
         """`near` begins with a row that is pending."""

@@ -9,7 +9,7 @@ Rules:
 - Meanwhile messages are taken as always, none falls due, none is recalled or carried forward, and no segment goes: they would be missed.
   A follower hears of messages that end all the same, at its leader. They go when all are here: their entries may not have been read yet.
 - At most SLICE_SIZE_BYTES of the log are walked in one step, in blocks between which others get on.
-- What the log itself has lost (quarantine) is skipped, as at a start. If a replica heals it later, the next start finds it.
+- What the log itself has lost (quarantine) is skipped, and is not counted: as at a start. If a replica heals it, the next start finds it.
 - A crash in between costs nothing: the file that says what the others hold went first, so the next start reads the log.
 
 One thread: that of housekeeping, which merges these files and deletes segments, too.

@@ -229,17 +229,15 @@ class TimerState:
         return Snapshot(self._pending.freeze(), self._pending.checkpoint)
 
 
-def ended_columns(body: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """(due times, positions) of which a record of %SYS%TIMER tells; none if it does not parse, which `apply` has said."""
+def ended_columns(body: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32]]:
+    """(due times, positions, sizes) of which a record of %SYS%TIMER tells; none if it does not parse, which `apply` has said."""
     try:
         record = TimerRecord.FromString(body)
     except DecodeError:
-        return np.empty(0, np.uint64), np.empty(0, np.uint64)
-    due_times_ms = np.array(record.due_times_ms, np.uint64)
-    positions = np.array(record.positions, np.uint64)
-    if len(due_times_ms) != len(positions):
-        return np.empty(0, np.uint64), np.empty(0, np.uint64)
-    return due_times_ms, positions
+        record = TimerRecord()
+    if not len(record.due_times_ms) == len(record.positions) == len(record.sizes):
+        record = TimerRecord()
+    return np.array(record.due_times_ms, np.uint64), np.array(record.positions, np.uint64), np.array(record.sizes, np.uint32)
 
 
 def timer_record(
