@@ -898,6 +898,52 @@ def test_a_start_that_cannot_read_a_half_message_does_not_say_that_there_never_w
     assert world.delivered() == ([b"x"] if what == COMMIT else [])
 
 
+def test_a_start_that_cannot_read_where_a_half_message_was_carried_does_not_say_that_there_never_was_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = world.half(b"x")
+    fill(world, 3 * SEGMENT)
+    cut_front(world)
+    (known,) = world.store.transactions.open_transactions()
+    assert known.half.position >= world.store.min_position > SEGMENT
+    for _ in range(2):
+        world.request(SendRequest(topic="fill", queue_id=0, records=[Record(body=b"behind")]))
+        world.store.flush()
+    disk = world.disk.killed()
+    disk.remove("/s/transactions")
+    begin, at = divmod(known.half.position, SEGMENT)
+    damaged = f"/s/commitlog/{begin * SEGMENT:020d}", (at + 30) * 8
+    disk.flip_bit(*damaged)
+    monkeypatch.setattr(transaction_world, "StoreConfig", partial(StoreConfig, corruption="quarantine"))
+    world.restart(disk)
+    assert world.open() == []
+    assert refusal(lambda: world.end((handle, COMMIT))).reason == "CORRUPT_LOG"
+    disk.flip_bit(*damaged)  # healed
+    world.restart()
+    world.end((handle, COMMIT))
+    assert world.delivered() == [b"x"]
+
+
+def test_decisions_on_what_a_start_could_not_read_do_not_read_the_damage_again_each(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request may have 4,096 of them, and other sends wait on the lane."""
+    handles = [world.half(b"%d" % number) for number in range(200)]
+    for _ in range(2):
+        world.request(SendRequest(topic="fill", queue_id=0, records=[Record(body=b"behind")]))
+        world.store.flush()
+    disk = world.disk.killed()
+    for known in world.store.transactions.open_transactions():
+        disk.flip_bit(f"/s/commitlog/{0:020d}", (known.half.position + 30) * 8)
+    monkeypatch.setattr(transaction_world, "StoreConfig", partial(StoreConfig, corruption="quarantine"))
+    world.restart(disk)
+    for _ in range(2):
+        reads = Mock(side_effect=disk.pread)
+        with monkeypatch.context() as patched:
+            patched.setattr(disk, "pread", reads)
+            results = world.end(*((handle, COMMIT) for handle in handles))
+        assert {result.error_reason for result in results} == {"CORRUPT_LOG"}
+    assert reads.call_count < len(handles)
+
+
 def test_what_a_repair_has_taken_out_expires_after_its_checks(world: World, caplog: pytest.LogCaptureFixture) -> None:
     handle = world.half(b"x")
     (known,) = world.store.transactions.open_transactions()
