@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+import grpc
 import pytest
 
 from protomq import Producer, _grpc_transport, _methods, _remoting_sync
@@ -36,6 +37,7 @@ from protomq.errors import (
     TopicNotFoundError,
     UnknownMethodError,
 )
+from protomq.hooks import CallContext, Hook
 from protomq.v1 import pull_service_pb2, route_service_pb2, send_service_pb2
 from protomq.v1.reply_service_pb2 import WaitForRepliesRequest
 from protomq.wire.frames import HEADER, encode_answer
@@ -504,6 +506,62 @@ def test_a_signals_handler_may_close_a_transport_where_a_held_call_begins(server
     monkeypatch.setattr(threading, "get_ident", interrupted)
     ends_in_time(work)
     assert done.is_set()
+
+
+def test_a_transport_that_a_signals_handler_closes_keeps_no_link_that_is_made_just_then(server: FakeServer) -> None:
+    transport = SyncTransport()
+
+    class Interrupted(dict[Any, Any]):
+        def __setitem__(self, key: Any, link: Any) -> None:
+            made.append(link)
+            transport.close()
+            super().__setitem__(key, link)
+
+    made: list[Any] = []
+    transport._links = Interrupted()
+    with pytest.raises(ClosedError):
+        transport.call(remoting(server), _methods.PING, (PING,), PATIENCE_S)
+    assert [link._closed for link in made] == [True]
+    assert not transport._links
+
+
+def test_a_signals_handler_may_close_a_link_that_renews_its_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = _grpc_transport.GrpcLink("127.0.0.1:1")
+    opened, renewed = link._open, []
+
+    def interrupted() -> Any:
+        link.close()
+        renewed.append(opened())
+        return renewed[0]
+
+    def is_closed() -> bool:
+        with suppress(grpc.RpcError):
+            try:
+                renewed[0].channel.unary_unary("/x")(b"", timeout=0.1)
+            except ValueError:
+                return True
+        return False
+
+    monkeypatch.setattr(link, "_open", interrupted)
+    ends_in_time(lambda: link._renew(link._current))
+    wait_for(is_closed)
+
+
+def test_a_hook_may_close_a_producer_on_the_thread_that_waits_for_replies(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.topics["t"] = 1
+    server.answer_once(_methods.WAIT_FOR_REPLIES, b"")
+    server.answer_once(_methods.WAIT_FOR_REPLIES, b"")
+
+    class Closes(Hook):
+        def before_call(self, context: CallContext) -> None:
+            if context.method == _methods.WAIT_FOR_REPLIES.path and threading.current_thread().name == "protomq-replies":
+                producer.close()
+
+    producer = Producer(namesrv=server.address, hooks=[Closes()])
+    with pytest.raises(ClosedError):
+        producer.request("t", b"?", timeout_s=PATIENCE_S)
+    wait_for(lambda: producer._transport._closed)
+    assert "cannot join" not in caplog.text
 
 
 @pytest.mark.parametrize("over", ["remoting", "grpc"])

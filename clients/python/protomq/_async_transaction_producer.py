@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import time
@@ -61,6 +62,9 @@ logger = logging.getLogger("protomq.producer")
 _COMMIT: Final = TransactionDecision.COMMIT
 SEARCH_DELAY_S: Final = 0.1
 """After a send that was cut off, until the brokers of its topic are looked for. They ask no earlier than a transaction is 6 s old."""
+
+_own_answer: Final[contextvars.ContextVar[asyncio.Future[None] | None]] = contextvars.ContextVar("protomq_own_answer", default=None)
+"""In a listener, and in tasks that it makes, as `asyncio.wait_for` does: what a `close` waits for that is called elsewhere."""
 
 Listener = Callable[[TransactionCheck], TransactionDecision | Awaitable[TransactionDecision]]
 """A function or a coroutine function."""
@@ -198,8 +202,10 @@ class AsyncTransactionProducer(OfOneProcess):
         self._searched: set[str] = set()
         """Topics whose brokers are looked for, since a half message may be there."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._answering: set[asyncio.Task[Any]] = set()
-        """Those of them in which a listener runs, or what it has decided is told."""
+        self._answering: dict[asyncio.Future[None], asyncio.Task[Any]] = {}
+        """Those of them in which a listener runs, or what it has decided is told, by what `close` waits for."""
+        self._closers: set[asyncio.Task[Any]] = set()
+        """Those of them whose listener has called `close`: it would wait for itself."""
 
     def after_fork(self) -> None:
         """Prepares a forked child: what is under way is the parent's. The SDK calls it."""
@@ -496,11 +502,14 @@ class AsyncTransactionProducer(OfOneProcess):
     async def _answer(self, topic: str, broker_name: str, check: TransactionCheck) -> None:
         own_task = asyncio.current_task()
         assert own_task is not None
-        self._answering.add(own_task)
+        answered = asyncio.get_running_loop().create_future()
+        self._answering[answered] = own_task
+        _own_answer.set(answered)
         try:
             await self._decide(topic, broker_name, check, own_task)
         finally:
-            self._answering.discard(own_task)
+            self._answering.pop(answered, None)
+            _set_done(answered)
 
     async def _decide(self, topic: str, broker_name: str, check: TransactionCheck, own_task: asyncio.Task[Any]) -> None:
         try:
@@ -537,23 +546,23 @@ class AsyncTransactionProducer(OfOneProcess):
         if self._closing.is_over or self._closing.is_own:
             return
         within_s = self._seconds(timeout_s, zero=True)
-        caller = None
         if asyncio._get_running_loop() is not None:
             self._producer._bind_to_loop()
-            caller = asyncio.current_task()
+        own = _own_answer.get()
+        if own is not None and own in self._answering:
+            self._closers.add(self._answering[own])
+            _set_done(own)
         self._closed = True
-        for task in self._tasks - self._answering:
+        for task in self._tasks.difference(self._answering.values()):
             task.cancel()
-        await self._closing.wait(
-            partial(self._end_all, within_s, caller), partial(self._end_all, 0.0, caller), self._producer._transport.abort
-        )
+        await self._closing.wait(partial(self._end_all, within_s), partial(self._end_all, 0.0), self._producer._transport.abort)
 
-    async def _end_all(self, timeout_s: float, caller: asyncio.Task[Any] | None) -> None:
-        """May be called again where it was cut off. `caller`: a listener that closes its producer is not waited for, and not cancelled."""
+    async def _end_all(self, timeout_s: float) -> None:
+        """May be called again where it was cut off. A listener that closes its producer is not waited for, and not cancelled."""
         deadline_s = time.monotonic() + timeout_s
-        if answering := self._answering - {caller}:
-            await asyncio.wait(answering, timeout=timeout_s)
-        for task in self._tasks - {caller}:
+        if self._answering:
+            await asyncio.wait(list(self._answering), timeout=timeout_s)
+        for task in self._tasks - self._closers:
             task.cancel()
         for line in self._lines.values():
             await line.drain(max(deadline_s - time.monotonic(), 0.0))
@@ -574,6 +583,11 @@ class AsyncTransactionProducer(OfOneProcess):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _say_not_taken(half: HalfResult, decision: TransactionDecision, error: Exception) -> None:

@@ -138,7 +138,8 @@ class GrpcLink:
 
     def __init__(self, address: str, peer_timeout_s: float = PEER_TIMEOUT_S) -> None:
         self._address, self._options = address, _channel_options(peer_timeout_s)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """A signal's handler may close it on a thread that has it."""
         self._current = self._open()
         self._left: set[_Channel] = set()
         """Those that were silent, for the calls that are still on them."""
@@ -264,8 +265,10 @@ class GrpcLink:
         with self._lock:
             if self._closed or self._current is not channel:
                 return False
-            self._current = self._open()
-            return True
+            renewed = self._current = self._open()
+        if self._closed:  # By a signal's handler, meanwhile.
+            _close_aside(renewed.channel, 0.0)
+        return not self._closed
 
     def _ended(self, channel: _Channel, call: object) -> None:
         """A call has ended. Any thread."""

@@ -138,7 +138,10 @@ class RequestCalls:
                 self._driver.run(inbox.wait_steps(0.0, seconds_left(ends_s), leaves=True))
 
     def _end_threads(self, until_s: float) -> None:
-        # One that is not alive yet makes no call.
-        while (threads := [thread for thread in self._threads.copy() if thread.is_alive()]) and (left_s := until_s - time.monotonic()) > 0:
+        # One that is not alive yet makes no call. A hook may close the producer on one of them.
+        own = threading.current_thread()
+        while (threads := [each for each in self._threads.copy() if each.is_alive() and each is not own]) and (
+            left_s := until_s - time.monotonic()
+        ) > 0:
             self._end_held({thread.ident for thread in threads if thread.ident})
             threads[0].join(min(left_s, END_AGAIN_S))

@@ -353,9 +353,10 @@ class SyncTransport:
                 address, max(timeout_s - (time.monotonic() - started_s), 0.001), connect_timeout_s, open_pool
             )
             with self._lock:
+                self._links[key] = link
                 closed = self._closed
-                if not closed:
-                    self._links[key] = link
+                if closed:  # Behind that: a signal's handler may close it here, too.
+                    self._links.pop(key, None)
                 links = list(self._links.values())
         finally:
             with suppress(RuntimeError):  # Another thread has it.

@@ -120,8 +120,8 @@ class Recalls:
             response.recalled_before = True
         elif self._store.has_skipped(handle.position):
             raise corrupt_log(
-                "the message stood in a part of the log that is damaged. Whether it is pending is known once that is healed: recall it"
-                " again then",
+                "the message stood in a part of the log that is damaged, or may have been carried there. Whether it is pending is known"
+                " once that is healed: recall it again then",
                 {"position": handle.position},
             )
         else:

@@ -180,12 +180,12 @@ class TransactionEndings:
         return halves, bytes(wanted.values()), repeats
 
     def _unknown(self, wanted: Wanted) -> ServiceError:
-        """Why a transaction is not known here: if its half message stood in a damaged part, the start could not read it."""
+        """Why a transaction is not known here: if its half message stood in a damaged part, or was carried there, it was not read."""
         if not self._store.has_skipped(wanted.position):
             return _not_found(wanted)
         return corrupt_log(
-            f"the half message {wanted.message_id} stood at position {wanted.position}, in a part of the log that is damaged. Whether its"
-            " transaction is open is known once that is healed: decide again then",
+            f"the half message {wanted.message_id} of position {wanted.position} stood in a part of the log that is damaged, or may have"
+            " been carried there. Whether its transaction is open is known once that is healed: decide again then",
             {"position": wanted.position},
         )
 

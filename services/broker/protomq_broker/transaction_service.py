@@ -129,21 +129,26 @@ class TransactionService:
 
     def _end(self, asked: Sequence[_Asked], left: Decisions, outcomes: list[Outcome]) -> None:
         """Ends what one turn takes of the decisions that are left, and answers the calls with the outcomes once all are made."""
+        failure: ServiceError | None = None
         try:
+            if outcomes and self._permit.refusal is not None:
+                raise self._permit.refusal
             count = self._endings.first_turn(left)
             now, left = (left, _NO_DECISIONS) if count == len(left.keys) else left.parted(count)
             outcomes += self._endings.end(now) if now.keys else []
         except Exception as error:
-            for call, _, _ in asked:
-                call.fail(to_service_error(error))
-            return
+            failure, left = to_service_error(error), _NO_DECISIONS
         if left.keys:
             asked[0][0].lane.post(partial(self._end, asked, left, outcomes))
             return
         start = 0
         for call, decided, refusals in asked:
             end = start + len(decided.keys)
-            self._answer(call, decided, outcomes[start:end], refusals)
+            if failure is not None and end > len(outcomes):
+                # Who calls tells all of them again, where the lead is by then: those that were taken are repeats there.
+                call.fail(failure)
+            else:
+                self._answer(call, decided, outcomes[start:end], refusals)
             start = end
         self._waiting.request_flush()
 

@@ -145,6 +145,38 @@ def test_a_coroutine_may_close_its_producer(broker: AskingBroker) -> None:
     assert asked == ["first"]
 
 
+@pytest.mark.parametrize("way", ["in a task", "twice at once"])
+def test_a_coroutine_that_closes_its_producer_is_neither_waited_for_nor_cancelled(broker: AskingBroker, way: str) -> None:
+    """`asyncio.wait_for` makes a task; and the program may close it at the same time."""
+
+    async def listener(check: TransactionCheck) -> TransactionDecision:
+        is_asked.set()
+        if way == "in a task":
+            await asyncio.create_task(producers[0].close(PATIENCE_S))
+        else:
+            await asyncio.sleep(0.05)
+            await producers[0].close(PATIENCE_S)
+        ended.append(check.transaction_handle)
+        return COMMIT
+
+    async def run() -> None:
+        producers.append(AsyncTransactionProducer("g", listener, transport=FakeAsyncTransport(broker)))
+        await producers[0].begin("T", b"")
+        await is_asked.wait()
+        begun_s = time.monotonic()
+        if way == "twice at once":
+            await producers[0].close(PATIENCE_S)
+        await async_wait_for(lambda: not producers[0]._tasks, 2 * PATIENCE_S)
+        assert time.monotonic() - begun_s < PATIENCE_S, "each waits for the other"
+
+    ended: list[str] = []
+    is_asked = asyncio.Event()
+    producers: list[AsyncTransactionProducer] = []
+    broker.ask("first", "second")
+    asyncio.run(run())
+    assert ended == ["first"]
+
+
 def test_a_listener_may_close_its_producer(broker: AskingBroker) -> None:
     asked: list[str] = []
 

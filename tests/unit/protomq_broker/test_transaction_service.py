@@ -32,7 +32,7 @@ from protomq_broker import transaction_checks, transaction_endings, transaction_
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
 from protomq_broker.store.config import StoreConfig
-from protomq_broker.store.errors import StoreError
+from protomq_broker.store.errors import DiskFullError, StoreError
 from protomq_broker.store.files.disk import read_fully, write_fully
 from protomq_broker.store.state import fresh_halves
 from protomq_broker.store.state.topics import TopicConfig
@@ -282,6 +282,31 @@ def test_decisions_on_large_messages_let_others_in_between(world: World, monkeyp
     assert [body[:2] for body in world.delivered()] == [b"%02d" % number for number in range(20)]
 
 
+def test_a_request_is_refused_as_a_whole_where_the_lead_goes_between_its_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An SDK tells all of it to the next leader then. It would not try again what is refused within an answer."""
+    monkeypatch.setattr(transaction_endings, "TURN_SIZE_MAX_BYTES", 10_000)
+    turns: list[Callable[[], None]] = []
+    monkeypatch.setattr(world.lane, "post", turns.append)
+    handles = [world.half(bytes(3_000)) for _ in range(6)]
+    ends = [TransactionEnd(transaction_handle=handle, decision=COMMIT) for handle in handles]
+    before, call = (Call(EndTransactionRequest(ends=some), world.lane) for some in (ends[:1], ends[1:]))
+    world.service.end_transaction([before, call])  # type: ignore[list-item]
+    lost = ServiceError(Code.UNAVAILABLE, "NOT_MASTER", "another leads")
+    world.permit._refusal = lost
+    for turn in turns:
+        turn()
+    assert before.result()
+    assert refusal(call.result).reason == "NOT_MASTER"
+    assert len(world.open()) == 3
+    world.permit._refusal = None
+    turns.clear()
+    again = world.call(world.service.end_transaction, EndTransactionRequest(ends=ends[1:]))
+    for turn in turns:
+        turn()
+    results = EndTransactionResponse.FromString(again.result()).results
+    assert [(result.error_reason, result.repeated_decision) for result in results] == [("", True)] * 2 + [("", False)] * 3
+
+
 def test_what_cannot_be_ended_in_a_later_turn_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_endings, "TURN_SIZE_MAX_BYTES", 10_000)
     turns: list[Callable[[], None]] = []
@@ -289,11 +314,11 @@ def test_what_cannot_be_ended_in_a_later_turn_is_told(world: World, monkeypatch:
     handles = [world.half(bytes(3_000)) for _ in range(6)]
     request = EndTransactionRequest(ends=[TransactionEnd(transaction_handle=handle, decision=COMMIT) for handle in handles])
     call = world.call(world.service.end_transaction, request)
-    world.permit._refusal = ServiceError(Code.UNAVAILABLE, "NOT_MASTER", "another leads")
+    monkeypatch.setattr(world.store, "append_moved", Mock(side_effect=DiskFullError))
     for turn in turns:
         turn()
     results = EndTransactionResponse.FromString(call.result()).results
-    assert [result.error_reason for result in results] == [""] * 3 + ["NOT_MASTER"] * 3
+    assert [result.error_reason for result in results] == [""] * 3 + ["DISK_FULL"] * 3
     assert len(world.open()) == 3
 
 
@@ -952,6 +977,52 @@ def test_a_start_that_cannot_read_a_half_message_does_not_say_that_there_never_w
     world.restart()
     world.end((handle, what))
     assert world.delivered() == ([b"x"] if what == COMMIT else [])
+
+
+def test_a_start_that_cannot_read_where_a_half_message_was_carried_does_not_say_that_there_never_was_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = world.half(b"x")
+    fill(world, 3 * SEGMENT)
+    cut_front(world)
+    (known,) = world.store.transactions.open_transactions()
+    assert known.half.position >= world.store.min_position > SEGMENT
+    for _ in range(2):
+        world.request(SendRequest(topic="fill", queue_id=0, records=[Record(body=b"behind")]))
+        world.store.flush()
+    disk = world.disk.killed()
+    disk.remove("/s/transactions")
+    begin, at = divmod(known.half.position, SEGMENT)
+    damaged = f"/s/commitlog/{begin * SEGMENT:020d}", (at + 30) * 8
+    disk.flip_bit(*damaged)
+    monkeypatch.setattr(transaction_world, "StoreConfig", partial(StoreConfig, corruption="quarantine"))
+    world.restart(disk)
+    assert world.open() == []
+    assert refusal(lambda: world.end((handle, COMMIT))).reason == "CORRUPT_LOG"
+    disk.flip_bit(*damaged)  # healed
+    world.restart()
+    world.end((handle, COMMIT))
+    assert world.delivered() == [b"x"]
+
+
+def test_decisions_on_what_a_start_could_not_read_do_not_read_the_damage_again_each(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request may have 4,096 of them, and other sends wait on the lane."""
+    handles = [world.half(b"%d" % number) for number in range(200)]
+    for _ in range(2):
+        world.request(SendRequest(topic="fill", queue_id=0, records=[Record(body=b"behind")]))
+        world.store.flush()
+    disk = world.disk.killed()
+    for known in world.store.transactions.open_transactions():
+        disk.flip_bit(f"/s/commitlog/{0:020d}", (known.half.position + 30) * 8)
+    monkeypatch.setattr(transaction_world, "StoreConfig", partial(StoreConfig, corruption="quarantine"))
+    world.restart(disk)
+    for _ in range(2):
+        reads = Mock(side_effect=disk.pread)
+        with monkeypatch.context() as patched:
+            patched.setattr(disk, "pread", reads)
+            results = world.end(*((handle, COMMIT) for handle in handles))
+        assert {result.error_reason for result in results} == {"CORRUPT_LOG"}
+    assert reads.call_count < len(handles)
 
 
 def test_what_a_repair_has_taken_out_expires_after_its_checks(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -647,9 +647,17 @@ class Store:
         return [damage for damage in ranges if damage.end_position < end or not self.has_lost_its_end]
 
     def has_skipped(self, position: int) -> bool:
-        """Whether this start could not read what stood at a position, so that nothing is known of it before a replica has healed it."""
-        damage = self._reader.damage_at(position)
-        return damage is not None and damage in self.skipped_ranges
+        """Whether this start could not read what stood at a position, so that nothing is known of it before a replica has healed it.
+
+        What stood before the log's first position was carried forward, to nobody knows where: any such part may have it.
+        """
+        start, end = self.min_position, self.appended_position
+        return any(
+            (position < start or damage.start_position <= position < damage.end_position)
+            and (damage.end_position < end or not self.has_lost_its_end)
+            and self._upkeep.log_healer.has_skipped(damage)
+            for damage in self.damaged_ranges
+        )
 
     @property
     def has_healed_what_was_skipped(self) -> bool:

@@ -149,6 +149,10 @@ class LogHealer:
         ranges = [damage for damage in self._quarantine.ranges if self._was_skipped(damage)]
         return [damage for damage in ranges if not is_repaired(self._disk, self._folder, damage)]
 
+    def has_skipped(self, damage: DamagedRange) -> bool:
+        """Whether a range in quarantine is one of `skipped_ranges`; what is known of it is not read again."""
+        return self._was_skipped(damage) and not self._quarantine.is_repaired(damage)
+
     def _was_skipped(self, damage: DamagedRange) -> bool:
         return any(
             skipped.start_position < damage.end_position
