@@ -132,8 +132,8 @@ def test_a_start_gives_many_transactions_their_times_in_slices(world: World, mon
     world.turns(700_000)
     handles = [world.half(b"%d" % number) for number in range(25)]
     world.restart()
-    monkeypatch.setattr(world.store.transactions, "amended", Mock(side_effect=world.store.transactions.amended))
-    amended = world.store.transactions.amended
+    amended = Mock(side_effect=world.store.transactions.amended)
+    monkeypatch.setattr(world.store.transactions, "amended", amended)
     now_ms = world.checks.now_ms()
 
     def late() -> int:
