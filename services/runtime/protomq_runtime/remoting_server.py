@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -263,10 +264,12 @@ class RemotingServer(threading.Thread):
         except OSError:
             sock.close()
             return
-        try:
-            received = bytes(self._scratch[: stream.recv_into(self._scratch)])
-        except OSError:  # Nothing yet, or it is gone.
-            received = b""
+        received = b""
+        with suppress(OSError):  # Nothing yet, or it is gone.
+            while count := stream.recv_into(self._scratch):
+                received += bytes(self._scratch[:count])
+                if not stream.has_received_ahead or len(received) >= HELLO_SIZE_MAX_BYTES:
+                    break
         if len(received) >= len(MAGIC) + HEADER_SIZE_BYTES:
             request_id = decode_header(received, len(MAGIC)).request_id
         if MAGIC.startswith(received[: len(MAGIC)]):
