@@ -960,10 +960,10 @@ def test_decisions_on_what_a_start_could_not_read_do_not_read_the_damage_again_e
         disk.flip_bit(f"/s/commitlog/{0:020d}", (known.half.position + 30) * 8)
     monkeypatch.setattr(transaction_world, "StoreConfig", partial(StoreConfig, corruption="quarantine"))
     world.restart(disk)
-    for _ in range(2):
-        with patch.object(SimDisk, "pread", autospec=True, side_effect=SimDisk.pread) as reads:
-            results = world.end(*((handle, COMMIT) for handle in handles))
-        assert {result.error_reason for result in results} == {"CORRUPT_LOG"}
+    refused = {result.error_reason for result in world.end(*((handle, COMMIT) for handle in handles))}
+    with patch.object(SimDisk, "pread", autospec=True, side_effect=SimDisk.pread) as reads:
+        refused |= {result.error_reason for result in world.end(*((handle, COMMIT) for handle in handles))}
+    assert refused == {"CORRUPT_LOG"}
     assert reads.call_count < len(handles)
 
 
