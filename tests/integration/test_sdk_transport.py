@@ -527,7 +527,8 @@ def test_a_transport_that_a_signals_handler_closes_keeps_no_link_that_is_made_ju
 
 def test_a_signals_handler_may_close_a_link_that_renews_its_channel(monkeypatch: pytest.MonkeyPatch) -> None:
     link = _grpc_transport.GrpcLink("127.0.0.1:1")
-    opened, renewed = link._open, []
+    opened = link._open
+    renewed: list[Any] = []
 
     def interrupted() -> Any:
         link.close()

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -263,24 +264,17 @@ class RemotingServer(threading.Thread):
         except OSError:
             sock.close()
             return
-        received = self._what_has_come(stream)
+        received = b""
+        with suppress(OSError):  # Nothing yet, or it is gone.
+            while count := stream.recv_into(self._scratch):
+                received += bytes(self._scratch[:count])
+                if not stream.has_received_ahead or len(received) >= HELLO_SIZE_MAX_BYTES:
+                    break
         if len(received) >= len(MAGIC) + HEADER_SIZE_BYTES:
             request_id = decode_header(received, len(MAGIC)).request_id
         if MAGIC.startswith(received[: len(MAGIC)]):
             _send_all(stream, encode_answer(request_id, HELLO_METHOD_ID, len(status), int(error.code)) + status)
         stream.close()
-
-    def _what_has_come(self, stream: ByteStream) -> bytes:
-        received = b""
-        try:
-            while not received or stream.has_received_ahead:
-                count = stream.recv_into(self._scratch)
-                if not count:
-                    break
-                received += self._scratch[:count]
-        except OSError:
-            pass  # Nothing yet, or it is gone.
-        return received
 
     def _take(self, sock: socket.socket, peer: str) -> None:
         try:

@@ -269,7 +269,7 @@ class Unreadable(StoredMessage):
 
 def change(group: FakeGroup, message: Message, into: type[Message], *more: object) -> None:
     """What its listener is to get is not what was sent."""
-    (waiting,) = [one for one in group._waiting if one.message is message]
+    (waiting,) = [one for stored in group._stored.values() for one in stored if one.message is message]
     waiting.message = into(message.stored_body, message._rest, message.queue_offset, message.queue, *more)
 
 

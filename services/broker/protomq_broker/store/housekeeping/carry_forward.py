@@ -186,7 +186,7 @@ class CarryForward:
                     if len(copies.unreadable):
                         self._check_loss()
                         # Those that went before are pending until they are due.
-                        self._lost_count += np.count_nonzero(copies.unreadable["position"] >= self._folder.first_position)
+                        self._lost_count += int(np.count_nonzero(copies.unreadable["position"] >= self._folder.first_position))
                     self._on_writer(partial(self._append_pending, copies, watch, deleted))
                     rows = rows[
                         np.isin(rows["position"], copies.unreadable["position"], invert=True)
