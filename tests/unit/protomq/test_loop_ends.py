@@ -514,7 +514,7 @@ def test_a_check_that_waits_when_its_loop_is_closed_has_not_failed(caplog: pytes
         await waits_for_ever()
         return TransactionDecision.COMMIT
 
-    asked: Any = mock.Mock(_check=check, _answering=set())
+    asked: Any = mock.Mock(_check=check, _answering={})
     asked._decide = partial(AsyncTransactionProducer._decide, asked)
     begun_and_left(lambda: AsyncTransactionProducer._answer(asked, "t", "b", mock.Mock()))
     assert of_the_sdk(caplog) == []
