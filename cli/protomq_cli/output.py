@@ -19,7 +19,6 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
-from protomq.wire.texts import one_line
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.table_fit import TEXT_WIDTH_MIN, cut, fit, is_whole
 
@@ -358,6 +357,8 @@ def _cell(value: Any) -> str:
         return ",".join(f"{name}={_cell(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
         return ",".join(_cell(item) for item in value)
+    from protomq.wire.texts import one_line
+
     return one_line(str(value))
 
 

@@ -9,6 +9,7 @@ One thread at a time (the consumer's lock); `wake` may come from any thread or s
 
 from __future__ import annotations
 
+import errno
 import logging
 import queue as thread_queue
 import selectors
@@ -91,7 +92,9 @@ class PullMultiplexer:
             except BaseException:
                 self._selector.close()
                 raise
-        except OSError as error:  # This process, or the machine, has no descriptor left.
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):  # A signal's handler may raise a TimeoutError here, which is the program's.
+                raise
             raise ConnectFailedError(f"no connection to any broker can be made: {error}") from error
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)

@@ -140,8 +140,9 @@ class Calls:
         """
         try:
             return self._routes.get(topic, timeout_s or self.timeout_s)
-        except TopicNotFoundError:
-            self._need_a_broker(f"whether there is a topic {topic!r}")
+        except (TopicNotFoundError, NoRouteError) as error:
+            if isinstance(error, TopicNotFoundError) or is_away(error):
+                self._need_a_broker(f"whether there is a topic {topic!r}")
             raise
 
     def find_route(self, topic: str) -> Route | None:
