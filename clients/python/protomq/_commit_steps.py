@@ -13,7 +13,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from ._consumer_calls import ConsumerCalls, Limits
 from ._hook_points import HookPoints
@@ -66,6 +66,10 @@ def _hooked(
         raise
     hooks.after_commit(context)
     return result
+
+
+PATIENCE_MIN_S: Final = 0.5
+"""What each broker has for a last commit, however long others were waited for."""
 
 
 class _Mark(NamedTuple):
@@ -170,7 +174,7 @@ class CommitSteps:
         Of queues that others may have by now nothing is committed: MemberUnknownError. `by_calls`: see MembershipState.stands.
 
         One that does not answer is not asked for its other topics. One that was busy for all its time is asked once for each. One that has
-        fewer queues now is asked again for those it has.
+        fewer queues now is asked again for those it has. For a last commit all brokers are waited for together; see PATIENCE_MIN_S.
         """
         errors: CommitErrors = {}
         silent: set[str] = set()
@@ -179,6 +183,7 @@ class CommitSteps:
         # Of now, when the offsets are: while the first brokers answer, the member may give up what it has at the next ones.
         named = {key: {self._membership(queue) for queue in members} for key, members in parts.items()}
         marks = {queue: self._mark(queue, offset) for queue, offset in offsets.items()}
+        waited_s = 0.0  # For brokers that did not take their offsets.
         for i, ((topic, broker_name), members) in enumerate(parts.items()):
             if broker_name in silent:
                 continue
@@ -193,6 +198,9 @@ class CommitSteps:
                 if not part:
                     continue
             left_s = share_s(ends_s, len(parts) - i, self._clock())
+            if limits.retries.outlasts:  # Who was away while another one was waited for has had that time, too.
+                left_s = min(left_s, max(limits.timeout_s - waited_s, PATIENCE_MIN_S))
+            asked_s = self._clock()
             within = limits._replace(timeout_s=min(limits.timeout_s, left_s))
             if broker_name in busy:
                 within = within._replace(retries=ONCE)
@@ -214,6 +222,7 @@ class CommitSteps:
                         yield from self._commit_part(topic, broker_name, part, within, marks, member)
                     raise
             except ProtomqError as error:
+                waited_s += self._clock() - asked_s
                 if error.retriable:
                     # A broker that refuses commits may answer pulls: these do not say that it takes commits again.
                     is_away = isinstance(error, TransportError | NoRouteError)

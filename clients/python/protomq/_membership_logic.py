@@ -557,7 +557,7 @@ class MembershipState:
         broker.failures += 1
         pause_s = min(BACKOFF_MIN_S * 2 ** min(broker.failures - 1, 10), BACKOFF_MAX_S)
         if isinstance(error, UnknownMethodError):
-            broker.asked, broker.knows_groups, pause_s = None, False, OLD_BROKER_RETRY_S
+            broker.asked, broker.knows_groups, broker.is_refused, pause_s = None, False, False, OLD_BROKER_RETRY_S
             self._tell(f"broker {ticket.broker_name} knows no groups: each member gets all of its messages")
         elif not is_away and (not error.retriable or isinstance(error, TooManyError) or broker.is_unheard(now_s)):
             self._refused(ticket.broker_name, broker, error)

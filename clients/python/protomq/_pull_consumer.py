@@ -495,8 +495,8 @@ class PullConsumer(ConsumerBase):
     def close(self, *, commit: bool = True) -> None:
         """Commits (if that is on, and unless `commit` is False) and closes all connections. May be called twice.
 
-        Each broker has the request time-out for its commit. If one fails, a RuntimeWarning says that messages will come again; the log
-        names the broker.
+        Brokers that do not take their commits are waited for, all together for the request time-out, each 0.5 s at least. If one fails, a
+        RuntimeWarning says that messages will come again; the log names the broker.
         """
         if text := self._shut(commit):
             warn(logger, text, 2)

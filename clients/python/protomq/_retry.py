@@ -32,7 +32,8 @@ over, with pauses up to 0.5 s.
 
 Nothing makes up for the last commit of a queue: its next owner begins there, and repeats what is not in it. So a broker that is busy, or
 no master yet, costs no try either. On close neither does one that is away, which may be restarting. In `poll` that one ends it: a broker
-that is gone must not hold up the queues of the others. What waiting hardly mends, as a topic that is deleted, is tried twice.
+that is gone must not hold up the queues of the others. What waiting hardly mends, as a topic that is deleted, is tried twice. All brokers
+together are waited for that long, and each has 0.5 s at least. Who was away while another one was waited for has had that time, too.
 
 A try of `ack`, `nack` and `change_invisible` gets half of the time that is left, as one of a send does. Its connection may be dead without
 a word, and the next try opens another one.

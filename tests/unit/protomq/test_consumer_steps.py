@@ -547,6 +547,27 @@ def test_a_broker_that_stays_busy_is_waited_for_once_and_not_for_each_of_its_top
     assert asked[-3:] == topics
 
 
+@pytest.mark.parametrize("retries", [GOING, LAST_COMMIT])
+def test_brokers_that_do_not_answer_are_waited_for_together_and_not_one_after_the_other(
+    world: FakeWorld, brokers: Brokers, retries: Retries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a `poll` holds up, and a `close`, waits meanwhile."""
+    names = [f"b{number}" for number in range(10)]
+    world.routes["T"] = route_of("T", *names)
+    consumer = Consumer(world)
+
+    def silent(*args: Any, **_: Any) -> bytes:
+        world.advance(args[3])
+        raise RequestTimeoutError("no answer")
+
+    monkeypatch.setattr(world, "call", silent)
+    begun_s = world.now_s()
+    offsets = dict.fromkeys((MessageQueue("T", name, 0) for name in names), 1)
+    errors = world.driver.run(consumer.steps.commits.commit(offsets, Limits(3.0, retries)))
+    assert list(errors) == [("T", name) for name in names]
+    assert world.now_s() - begun_s <= 3.0 + 0.5 * 9 + 0.01
+
+
 @pytest.mark.parametrize("failure", [TopicNotFoundError, NotPermittedError])
 def test_what_waiting_hardly_mends_is_tried_twice_by_the_last_commit(
     world: FakeWorld, brokers: Brokers, failure: type[ProtomqError]

@@ -27,6 +27,7 @@ from protomq.errors import (
     ProtomqError,
     SystemBusyError,
     TooManyError,
+    UnknownMethodError,
 )
 from protomq.testing import FakeGroup
 from protomq.v1 import membership_service_pb2 as pb
@@ -240,6 +241,17 @@ def test_a_broker_that_refuses_is_told_that_the_member_leaves_for_it_may_know_it
     node = Node()
     refuse(node, InvalidArgumentError(TOO_LONG))
     assert [leave.is_away for leave in node.member.state.leave_requests()] == [False]
+
+
+def test_a_broker_that_has_refused_and_is_an_older_one_now_is_consumed_as_such() -> None:
+    node = Node()
+    refuse(node, TooManyError("full"))
+    poll(node)
+    node.world.advance(BACKOFF_MAX_S)
+    refuse(node, UnknownMethodError("an older version"))
+    poll(node)
+    assert list(node.steps.state.queues) == [A0]
+    assert node.steps.stands(A0)
 
 
 class Refused(FakeMember):
