@@ -312,7 +312,7 @@ class Broker:
 
     def _wire_changes(self, config: BrokerConfig, clock: Clock, delays: Delays, version: str) -> None:
         """Offsets, retries, settings of groups, dead letters, replies, and administration."""
-        self._consumer = ConsumerService(self.store, self._commits, clock)
+        self._consumer = ConsumerService(self.store, self._commits, clock, self._may_have_lost_lead)
         self._send_backs = SendBacks(
             self.store, config, self._writer, self._waiting, delays, self._log_time
         )
@@ -661,6 +661,9 @@ class Broker:
     def _retry_counts(self) -> tuple[int, int, int, int]:
         counts = self._send_backs.counts
         return counts.retried, counts.dead, counts.repeated, self._dead_letters.replayed_count
+
+    def _may_have_lost_lead(self) -> bool:
+        return self._election is not None and self._election.leadership.may_have_lost
 
     def _write_refusal(self) -> str:
         refusal = self._send.refusal or self._send.shortage

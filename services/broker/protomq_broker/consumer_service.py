@@ -63,8 +63,12 @@ OFFSETS_PER_COMMIT_MAX = 5_000
 class ConsumerService:
     """Implements protomq.v1.ConsumerService, on the consumer lane."""
 
-    def __init__(self, store: Store, commits: OffsetCommits, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, commits: OffsetCommits, clock: Clock, may_have_lost_lead: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`may_have_lost_lead`: whether another broker may lead by now, of which this master has not heard."""
         self._store = store
+        self._may_have_lost_lead = may_have_lost_lead
         self._found = FoundLog(store)
         self._commits = commits
         self._clock = clock
@@ -115,7 +119,8 @@ class ConsumerService:
             ],
             topic_incarnation=topic.incarnation,
             log_epoch=log_epoch,
-            from_slave=from_slave,
+            # Last: a master that was paused before it read them was perhaps replaced meanwhile. It knows no more than a slave then.
+            from_slave=from_slave or self._may_have_lost_lead(),
         )
 
     @tells_store_errors

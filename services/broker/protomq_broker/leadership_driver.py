@@ -393,6 +393,13 @@ class LeadershipDriver:
         machine = self._machine
         return machine.role if machine is not None else Role.FOLLOWING
 
+    @property
+    def may_have_lost(self) -> bool:
+        """Whether another member may lead by now, so that what this one knows may be old. Any thread."""
+        with self._lock:
+            machine = self._machine
+            return machine is None or not machine.may_acknowledge(self.now_ms())
+
     def view(self) -> LeadershipView:
         """Returns what the broker knows of who leads."""
         with self._lock:

@@ -195,12 +195,13 @@ class FakeBroker:
             lambda _, __: "",
         )
         self.replies = ReplyService(self.clock, config.hold_max_ms, lambda: self.permit.refusal)
+        self.consumer = ConsumerService(self.store, self.commits, self.clock)
         table = DispatchTable()
         for module, name, service in (
             (send_service_pb2, "SendService", self.send),
             (pull_service_pb2, "PullService", self.pull),
             (pop_service_pb2, "PopService", self.pop),
-            (consumer_service_pb2, "ConsumerService", ConsumerService(self.store, self.commits, self.clock)),
+            (consumer_service_pb2, "ConsumerService", self.consumer),
             (group_service_pb2, "GroupService", groups),
             (queue_lock_service_pb2, "QueueLockService", self.locks),
             (reply_service_pb2, "ReplyService", self.replies),

@@ -484,3 +484,6 @@ def test_a_slave_says_that_it_is_one(broker: FakeBroker) -> None:
     assert not is_from_slave()
     with mock.patch.object(Store, "is_leading", False):
         assert is_from_slave()
+    # It was paused, or cut off, and another one may have taken commits since.
+    with mock.patch.object(broker.consumer, "_may_have_lost_lead", return_value=True):
+        assert is_from_slave()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -36,6 +37,7 @@ from protomq_ha.cluster_state import (
     encode_order,
 )
 from protomq_ha.in_sync_set import MemberReport
+from protomq_ha.leadership import Leadership
 from protomq_ha.leadership_values import (
     Committed,
     CutSettled,
@@ -470,3 +472,12 @@ def test_the_number_of_the_election_is_found_or_written_before_the_broker_regist
     assert (first.election, second.election) == (11, 11)
     for each in (first, second, late):
         each.close()
+
+
+def test_a_member_may_have_lost_the_lead_unless_nobody_else_can_lead(make: Callable[[str], Broker]) -> None:
+    broker = make("1")
+    assert broker.driver.may_have_lost
+    broker.lead()
+    assert not broker.driver.may_have_lost
+    with mock.patch.object(Leadership, "may_acknowledge", return_value=False):
+        assert broker.driver.may_have_lost
