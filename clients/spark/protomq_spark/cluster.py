@@ -76,7 +76,7 @@ class Cluster:
             try:
                 found = look()
             except NoRouteError as error:
-                for broker in gone:  # Who is away, since when and why, says more.
+                for broker in gone if error.metadata.get("missing_brokers") else ():  # Who is away, since when and why, says more.
                     raise broker.error from error
                 raise
             # One that has gone since is as little in it as one that has just come.
