@@ -212,6 +212,9 @@ def test_of_a_topic_whose_brokers_are_all_away_the_error_names_one(fake: FakeClu
         raise TopicNotFoundError("no broker has it", metadata={"topic": "T", "missing_brokers": "a, b"})
 
     monkeypatch.setattr(fake, "_answer_route", away)
+    with pytest.raises(NoRouteError, match="no broker is registered at h:1"):
+        brief(fake).write_queues("T")
+    fake.topics["U"], fake.brokers["c"] = {"c": 1}, FakeBroker("c")
     with pytest.raises(BrokerMissingError, match="broker a is not registered"):
         brief(fake).write_queues("T")
     with pytest.raises(NoRouteError, match="no broker has it"):
