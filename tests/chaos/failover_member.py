@@ -905,11 +905,17 @@ class Member:
                 self.world.fired["start not noted"] += 1
             driver.start_noted(self.tail.start_number)
         elif isinstance(item, TailSettled) and leadership.may_forget_doubt(driver):
-            self.tail.settle()
+            try:
+                self.tail.settle()
+            except OSError:  # Then the next start leaves the set once more.
+                self.world.fired["doubt not settled"] += 1
             self.is_doubtful = False
         elif isinstance(item, CutSettled) and leadership.may_forget_cut(driver):
             self.world.fired["led with a cut log"] += driver.role is not Role.FOLLOWING
-            self.tail.settle_cut()
+            try:
+                self.tail.settle_cut()
+            except OSError:  # Then the next start waits for others once more.
+                self.world.fired["cut not settled"] += 1
             self.is_cut = self.is_damaged_at_end = False
         elif isinstance(item, StopLeading):
             driver.machine.is_leaving = False

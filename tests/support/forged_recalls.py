@@ -7,6 +7,7 @@ from protomq.v1.send_service_pb2 import RecallMessageRequest, RecallMessageRespo
 from protomq.wire.recall_handle import RecallHandle, encode_handle
 from protomq_broker.recalls import Recalls
 from protomq_broker.store.store import Store
+from protomq_runtime.errors import ServiceError
 
 from .retry_world import Call, Lane
 
@@ -26,7 +27,13 @@ def taken_back(recalls: Recalls, store: Store) -> list[Record]:
         for at in (0, position):
             handle = encode_handle(RecallHandle(recalls._broker_name, at, record.due_time_ms, identity))
             call = Call(b"", Lane())
-            recalls.recall(RecallMessageRequest(topic=record.topic, recall_handle=handle), call)  # type: ignore[arg-type]
+            try:
+                recalls.recall(RecallMessageRequest(topic=record.topic, recall_handle=handle), call)  # type: ignore[arg-type]
+            except ServiceError as error:
+                # A disk that failed took no record of the topic; it is made again when the first message falls due.
+                if error.reason != "TOPIC_NOT_FOUND":
+                    raise
+                continue
             # One that is taken back waits for the disk.
             if not call.answered or RecallMessageResponse.FromString(call.outcome or b"").recalled:  # type: ignore[arg-type]
                 found.append(record)
