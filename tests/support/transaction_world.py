@@ -151,6 +151,7 @@ class World:
             self.checks._handles,
             endings,
             self.checks,
+            lambda: self.sends.shortage,
         )
         self.mover = TimerMover(self.store, writer, log_time)
         self.checks.begin()

@@ -281,6 +281,7 @@ class Broker:
             handles,
             TransactionEndings(self.store, self._writer, self._log_time),
             self._checks,
+            lambda: self._send.shortage,
         )
         self._send = SendService(
             self.store, config, clock, self._waiting, delays, recalls, halves, self._checks

@@ -35,7 +35,7 @@ from .transaction_checks import record_of
 from .transaction_endings import ENDED_NOW, Decisions, Outcome, joined
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from protomq_runtime.call import Call, CallContext
 
@@ -97,7 +97,9 @@ class TransactionService:
         handles: Handles,
         endings: TransactionEndings,
         checks: TransactionChecks,
+        shortage: Callable[[], ServiceError | None],
     ) -> None:
+        """`shortage` says why no send is taken now, as on a change of the lead; None: they are taken."""
         self._store = store
         self._config = config
         self._permit = permit
@@ -105,6 +107,7 @@ class TransactionService:
         self._handles = handles
         self._endings = endings
         self._checks = checks
+        self._shortage = shortage
 
     def stop(self) -> None:
         """Refuses new calls, and answers the waiting ones."""
@@ -129,15 +132,17 @@ class TransactionService:
 
     def _end(self, asked: Sequence[_Asked], left: Decisions, outcomes: list[Outcome]) -> None:
         """Ends what one turn takes of the decisions that are left, and answers the calls with the outcomes once all are made."""
-        failure: ServiceError | None = None
+        # Between turns the lead may have gone.
+        failure = self._shortage() if outcomes else None
         try:
-            if outcomes and self._permit.refusal is not None:
-                raise self._permit.refusal
-            count = self._endings.first_turn(left)
-            now, left = (left, _NO_DECISIONS) if count == len(left.keys) else left.parted(count)
-            outcomes += self._endings.end(now) if now.keys else []
+            if failure is None:
+                count = self._endings.first_turn(left)
+                now, left = (left, _NO_DECISIONS) if count == len(left.keys) else left.parted(count)
+                outcomes += self._endings.end(now) if now.keys else []
         except Exception as error:
-            failure, left = to_service_error(error), _NO_DECISIONS
+            failure = to_service_error(error)
+        if failure is not None:
+            left = _NO_DECISIONS
         if left.keys:
             asked[0][0].lane.post(partial(self._end, asked, left, outcomes))
             return

@@ -113,6 +113,7 @@ def test_a_broadcasting_push_consumer_is_no_member(client: Any) -> None:
     consumer = client("g", broadcast=True)
     for topic in many(TOPICS_MAX + 1):
         consumer.subscribe(topic, print)
+    assert len(consumer._wanted) == TOPICS_MAX + 1
 
 
 def test_a_fake_group_refuses_what_a_broker_does() -> None:

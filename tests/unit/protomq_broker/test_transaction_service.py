@@ -31,6 +31,7 @@ from protomq.wire.topics import EXPIRED_TOPIC
 from protomq_broker import transaction_checks, transaction_endings, transaction_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
+from protomq_broker.replication import changing_hands
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import DiskFullError, StoreError
 from protomq_broker.store.files.disk import read_fully, write_fully
@@ -40,7 +41,7 @@ from protomq_broker.store.state.transactions import Ending
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
-from protomq_runtime.errors import Code, ServiceError
+from protomq_runtime.errors import ServiceError
 from tests.support import transaction_world
 from tests.support.transaction_world import (
     COMMIT,
@@ -291,14 +292,13 @@ def test_a_request_is_refused_as_a_whole_where_the_lead_goes_between_its_turns(w
     ends = [TransactionEnd(transaction_handle=handle, decision=COMMIT) for handle in handles]
     before, call = (Call(EndTransactionRequest(ends=some), world.lane) for some in (ends[:1], ends[1:]))
     world.service.end_transaction([before, call])  # type: ignore[list-item]
-    lost = ServiceError(Code.UNAVAILABLE, "NOT_MASTER", "another leads")
-    world.permit._refusal = lost
+    world.sends.shortage = changing_hands("b")
     for turn in turns:
         turn()
     assert before.result()
     assert refusal(call.result).reason == "NOT_MASTER"
     assert len(world.open()) == 3
-    world.permit._refusal = None
+    world.sends.shortage = None
     turns.clear()
     again = world.call(world.service.end_transaction, EndTransactionRequest(ends=ends[1:]))
     for turn in turns:
