@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from protomq import _methods
+from protomq import AsyncTransactionProducer, TransactionDecision, TransactionProducer, _methods
 from protomq._types import BrokerAddress, MethodInfo
 from protomq.errors import ConnectionLostError
 from protomq.v1 import transaction_service_pb2 as pb
@@ -13,7 +15,7 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendResponse, SendStatus
 from protomq.wire.record import RecordTemplate, encode_message_id
 
-from .fake_cluster import FakeCluster
+from .fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
 
 
 class AskingBroker(FakeCluster):
@@ -55,3 +57,25 @@ class AskingBroker(FakeCluster):
             results = [pb.TransactionEnded(message_id=encode_message_id(7, 1, number)) for number in range(len(ends))]
             return pb.EndTransactionResponse(results=results).SerializeToString()
         return answer
+
+
+def begin(broker: AskingBroker, execute: Callable[[Any], Any]) -> None:
+    """Does the local work in a block, from a thread."""
+    with (
+        TransactionProducer("g", lambda _: TransactionDecision.COMMIT, transport=FakeSyncTransport(broker)) as producer,
+        producer.begin("T", b"") as transaction,
+    ):
+        execute(transaction)
+
+
+def begin_async(broker: AskingBroker, execute: Callable[[Any], Any]) -> None:
+    """The same in a coroutine, in a loop of its own."""
+
+    async def run() -> None:
+        async with (
+            AsyncTransactionProducer("g", lambda _: TransactionDecision.COMMIT, transport=FakeAsyncTransport(broker)) as producer,
+            await producer.begin("T", b"") as transaction,
+        ):
+            execute(transaction)
+
+    asyncio.run(run())

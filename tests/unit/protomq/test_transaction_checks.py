@@ -30,7 +30,7 @@ from protomq.errors import (
     TransactionEndedError,
     WrongTypeError,
 )
-from tests.support.asking_broker import AskingBroker
+from tests.support.asking_broker import AskingBroker, begin, begin_async
 from tests.support.fake_cluster import FakeAsyncTransport, FakeSyncTransport
 from tests.support.waiting import async_wait_for, wait_for
 
@@ -281,26 +281,7 @@ def send_async(broker: AskingBroker, execute: Callable[[object], Any]) -> None:
     asyncio.run(run())
 
 
-def leave_block(broker: AskingBroker, execute: Callable[[object], Any]) -> None:
-    with (
-        TransactionProducer("g", lambda _: COMMIT, transport=FakeSyncTransport(broker)) as producer,
-        producer.begin("T", b"") as transaction,
-    ):
-        execute(transaction)
-
-
-def leave_async_block(broker: AskingBroker, execute: Callable[[object], Any]) -> None:
-    async def run() -> None:
-        async with (
-            AsyncTransactionProducer("g", lambda _: COMMIT, transport=FakeAsyncTransport(broker)) as producer,
-            await producer.begin("T", b"") as transaction,
-        ):
-            execute(transaction)
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("do", [send, send_async, leave_block, leave_async_block])
+@pytest.mark.parametrize("do", [send, send_async, begin, begin_async])
 @pytest.mark.parametrize(
     ("error", "told"),
     [(KeyboardInterrupt(), []), (SystemExit(1), []), (asyncio.CancelledError(), []), (ValueError("x"), [("half", ROLL_BACK)])],

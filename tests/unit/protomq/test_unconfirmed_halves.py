@@ -27,7 +27,7 @@ from protomq.errors import (
     TransactionNotFoundError,
 )
 from protomq.hooks import EndTransactionContext, Hook
-from tests.support.asking_broker import AskingBroker
+from tests.support.asking_broker import AskingBroker, begin, begin_async
 from tests.support.fake_cluster import FakeAsyncTransport, FakeSyncTransport
 from tests.support.waiting import async_wait_for, wait_for
 
@@ -65,25 +65,6 @@ def send_async(broker: AskingBroker, execute: Callable[[Any], Any], *, told: int
             return result
 
     return asyncio.run(run())
-
-
-def begin(broker: AskingBroker, execute: Callable[[Any], Any]) -> None:
-    with (
-        TransactionProducer("g", lambda _: COMMIT, transport=FakeSyncTransport(broker)) as producer,
-        producer.begin("T", b"") as transaction,
-    ):
-        execute(transaction)
-
-
-def begin_async(broker: AskingBroker, execute: Callable[[Any], Any]) -> None:
-    async def run() -> None:
-        async with (
-            AsyncTransactionProducer("g", lambda _: COMMIT, transport=FakeAsyncTransport(broker)) as producer,
-            await producer.begin("T", b"") as transaction,
-        ):
-            execute(transaction)
-
-    asyncio.run(run())
 
 
 BOTH_SENDS = pytest.mark.parametrize("do", [send, send_async])
