@@ -566,7 +566,7 @@ class MembershipState:
         broker.retry_s = now_s + max(pause_s, (error.retry_delay_ms or 0) / 1000)
 
     def _refused(self, name: str, broker: _Broker, error: ProtomqError) -> None:
-        """The broker does not know what this member has, and counts it as gone: others get its queues there."""
+        """The broker does not know what this member has: others get its queues there, unless another broker still counts it."""
         if not broker.is_refused or self._has_queues_at(name):
             self._forget(name, broker)
         broker.is_refused, broker.asked = True, None
