@@ -85,11 +85,10 @@ from .send_backs import SendBacks
 from .send_service import SendService
 from .slave_gate import not_master, refuse_changes
 from .state_changes import StateChanges
-from .store.files.disk import Disk
+from .store.files.disk import Disk, read_boot_id
 from .store.state.topics import topic_to_message
 from .store.store import Store
 from .system_writer import SystemWriter
-from .tail_file import read_boot_id
 from .timer_mover import TimerMover
 from .track_service import TrackService
 from .transaction_checks import TransactionChecks

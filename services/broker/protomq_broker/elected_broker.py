@@ -61,11 +61,11 @@ from .failed_opens import FailedOpens
 from .healed_reopens import HealedReopens
 from .leadership_driver import LeadershipDriver
 from .store.errors import StoreError, StoreFailedError
-from .store.files.disk import DISK_FULL_ERRNOS, Disk
+from .store.files.disk import DISK_FULL_ERRNOS, Disk, read_boot_id
 from .store.log.agreement import LogPoint
 from .store.log.recovery import DamagedRange
 from .store.store import Store
-from .tail_file import TailFile, read_boot_id
+from .tail_file import TailFile
 
 log = logging.getLogger("protomq.broker")
 

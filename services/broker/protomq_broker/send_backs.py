@@ -16,6 +16,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +39,7 @@ from protomq.wire.topics import (
     group_of,
     retry_topic,
 )
-from protomq_runtime.errors import invalid_argument, unparsable
+from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
 
 from .alike_failures import MESSAGES_MAX, NAMED_MAX, AlikeFailures, messages_of, read_alike
 from .delays import illegal_delay
@@ -52,6 +53,7 @@ from .failed_messages import (
     place_of,
 )
 from .found_log import FoundLog
+from .store.errors import StoreError
 from .store.state.group_settings import GroupSettings, plan_retry
 from .store.state.topics import topic_of_broker
 from .store.timer.delay_levels import DelayError, checked_delay_ms, delay_of_level, due_behind
@@ -68,6 +70,8 @@ if TYPE_CHECKING:
     from .store.store import Store
     from .system_writer import SystemWriter
     from .waiting_answers import WaitingAnswers
+
+log = logging.getLogger("protomq.broker")
 
 SIZE_MAX_BYTES: Final = 8 << 20
 """Most bytes of messages in one request; a single message may be larger."""
@@ -316,7 +320,11 @@ class SendBacks:
                 left = iter(plans)
                 outcomes = [_Outcome(_runs_of(islice(left, each.message_count))) for each in asked]
                 copies = copies_for(found, [first.error] * len(plans), plans, *topics, now_ms)
+        except (ServiceError, StoreError, OSError):
+            return None
         except Exception:
+            # Neither may one group's records fail what others ask in the same turn: the long way judges each request by itself.
+            log.exception("messages of group %s that failed alike are read one by one", group)
             return None
         return _Prepared(asked, sources, copies, outcomes)
 

@@ -17,7 +17,7 @@ of its own: brokers of earlier versions write `tail.json` without it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from .store.files.disk import DISK_FULL_ERRNOS, remove_file
 from .store.files.side_files import (
@@ -30,8 +30,6 @@ from .store.files.side_files import (
 
 if TYPE_CHECKING:
     from .store.files.disk import Disk
-
-BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
 
 
 class TailFile:
@@ -116,12 +114,3 @@ class TailFile:
 
     def _write(self, *, is_clean: bool) -> None:
         write_json_file(self._disk, self._path, self._content(is_clean=is_clean))
-
-
-def read_boot_id() -> str:
-    """Id of this start of the machine; "" if the system does not tell."""
-    try:
-        with open(BOOT_ID_PATH, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

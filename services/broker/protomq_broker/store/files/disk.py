@@ -223,12 +223,17 @@ class Disk:
 
         As long as it is the same, what a process wrote before it was killed can still be read, synced or not.
         """
-        try:
-            with open(BOOT_ID_PATH, encoding="ascii") as file:
-                boot_id = file.read().strip()
-        except OSError:
-            return ""  # not Linux: then it is never the same
-        return f"{boot_id}/{_mount_id(path)}"
+        boot_id = read_boot_id()
+        return f"{boot_id}/{_mount_id(path)}" if boot_id else ""
+
+
+def read_boot_id() -> str:
+    """Id of this start of the machine; "" if the system does not tell: no start is then the same as another."""
+    try:
+        with open(BOOT_ID_PATH, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def write_fully(disk: Disk, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
