@@ -1,6 +1,6 @@
 """Saves what a store knows, and deletes the segments that nobody needs any more. Not on the writer thread.
 
-    checkpoint   the log is synced, then snapshots and derived files, then the file that says up to where they are whole
+    checkpoint   the log is synced and confirmed, then snapshots and derived files, then the file that says up to where they are whole
     delete       what is alive in old segments is appended again (`housekeeping/carry_forward.py`); then they go, oldest first
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from protomq.wire.log_walk import walk_appends
 from protomq.wire.record import SEAL_SIZE_BYTES
@@ -19,10 +20,21 @@ from .log.checkpoint import Checkpoint, write_checkpoint
 from .log.positions import LogTail
 from .log.recovery import chain_at_end
 from .open_log import OpenLog
-from .state.machine import StateMachine
+from .state.machine import Snapshot, StateMachine
 from .store_files import StoreFiles
 
 log = logging.getLogger(__name__)
+
+
+class _Captured(NamedTuple):
+    """What a checkpoint is to say.
+
+    Attributes: tail: of the log at one moment; snapshots: of the states then; durable_position: nothing of it lies at or beyond this.
+    """
+
+    tail: LogTail
+    snapshots: Sequence[Snapshot]
+    durable_position: int
 
 
 class Saver:
@@ -44,6 +56,7 @@ class Saver:
     ) -> None:
         self.checkpointed_position = checkpointed_position
         self.failure = ""
+        self._captured: _Captured | None = None
         self._files = files
         self._log = open_log.commit_log
         self._positions = open_log.positions
@@ -75,33 +88,62 @@ class Saver:
         """Bytes that were appended since the last checkpoint."""
         return self._positions.appended - self.checkpointed_position
 
-    def checkpoint(self) -> None:
-        """Makes everything durable and records that in the checkpoint. Not on the writer thread.
+    def checkpoint(self) -> bool:
+        """Makes everything durable and records that in the checkpoint. Not on the writer thread. False: call it again soon.
 
-        Does nothing after a failed sync of the log or of derived files: then only the old checkpoint is trustworthy.
+        After a failure of the log or of derived files only the old checkpoint is trustworthy: the log is synced, and that is all.
+
+        A checkpoint waits until replicas have what it covers, where they are waited for. A fail-over may take back what they lack, and the
+        files beside the log could not forget that: all of them would have to be made again, from the whole log.
         """
-        if self.failure:
+        if self.failure or self._log.failure:
+            self._drop()
             self._flusher.flush()
-            return
-        tail = self._positions.tail
-        repeated = self._files.repeated
-        frozen_position = repeated.freeze()
+            return True
+        if self._captured is None:
+            self._captured = self._capture()
+        captured, has_to_wait = self._captured, False
         try:
-            self._checkpoint(tail, max(tail.position, frozen_position))
+            if self._flusher.flush() >= captured.durable_position:
+                has_to_wait = self._positions.confirmed < captured.durable_position
+                if not has_to_wait:
+                    self._write(captured)
         finally:
-            repeated.thaw()
+            if not has_to_wait:
+                self._drop()
+        return not has_to_wait
 
-    def _checkpoint(self, tail: LogTail, durable_position: int) -> None:
-        files = self._files
-        found = [machine.unsaved() for machine in self._machines]
+    def checkpoint_last(self) -> None:
+        """The checkpoint of a store that closes, if replicas have all of the log. Else the one before it stands."""
+        self._drop()
+        self.checkpoint()
+        self._drop()
+
+    def _capture(self) -> _Captured:
+        tail = self._positions.tail
+        frozen_position = self._files.repeated.freeze()
+        try:
+            found = [machine.unsaved() for machine in self._machines]
+        except BaseException:
+            self._files.repeated.thaw()
+            raise
         snapshots = [snapshot for snapshot in found if snapshot is not None]
-        # First the log must be on the disk up to the position of these snapshots.
-        durable_position = max((durable_position, *(s.end_position for s in snapshots)))
-        if self._flusher.flush() < durable_position:
-            return
+        # The log must be on the disk up to the position of these snapshots.
+        ends = (snapshot.end_position for snapshot in snapshots)
+        return _Captured(tail, snapshots, max((tail.position, frozen_position, *ends)))
+
+    def _drop(self) -> None:
+        if self._captured is not None:
+            self._captured = None
+            self._files.repeated.thaw()
+
+    def _write(self, captured: _Captured) -> None:
+        files, positions, tail = self._files, self._positions, captured.tail
+        # A checkpoint says that the log is synced so far. Files beside it hold nothing behind that, so it is confirmed, too.
+        flushed = min(positions.flushed, positions.confirmed) if positions.waits_for_replicas else positions.flushed
         # Behind the checkpoint, the next start looks for no repair in the log. See `obstacle`.
         self._quarantine.save_again()
-        for snapshot in snapshots:
+        for snapshot in captured.snapshots:
             snapshot.save(tail.position)
         self._leadership.keep_epochs()  # before the walk of the next start begins behind them
         try:
@@ -120,7 +162,7 @@ class Saver:
             files.disk,
             f"{files.root}/checkpoint",
             Checkpoint(
-                self._positions.flushed,
+                flushed,
                 tail.position,
                 tail.crc32c,
                 self._log.epoch,

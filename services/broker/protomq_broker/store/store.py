@@ -743,7 +743,7 @@ class Store:
         """Stops the threads, makes everything durable, and releases the lock. The writer must have stopped before."""
         self._upkeep.stop()
         try:
-            self.checkpoint()
+            self._saver.checkpoint_last()
             self._checked.save(self.positions.flushed, is_last=True)
             self._upkeep.keeper.save()
             if not self._log.failure and not self._saver.failure:

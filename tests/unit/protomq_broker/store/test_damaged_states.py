@@ -74,7 +74,10 @@ def disk(leader: Store) -> SimDisk:
 
 
 def opened(disk: SimDisk, clock: ManualClock | None = None) -> Store:
-    return open_store(disk, clock=clock, segment=SEGMENT, follows=True, corruption="quarantine")
+    """A replica, whose leader has said that all is confirmed."""
+    store = open_store(disk, clock=clock, segment=SEGMENT, follows=True, corruption="quarantine")
+    store.positions.note_replicated(1 << 40)
+    return store
 
 
 def log_of_leader(leader: Store) -> bytes:

@@ -308,6 +308,7 @@ def test_a_log_that_begins_behind_0_knows_what_stood_before_it_when_it_leads_and
     follower = open_store(disk, follows=True)
     follower.append_verbatim(SEGMENT, log, previous_crc32c=crc32c)
     assert follower.start_point == leader.start_point == StartPoint(SEGMENT, crc32c)
+    follower.positions.note_replicated(follower.appended_position)
     follower.checkpoint()
     follower.close()
     again = open_store(disk)

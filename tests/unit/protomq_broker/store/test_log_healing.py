@@ -692,6 +692,7 @@ def test_a_replica_that_crashes_where_offsets_were_given_twice_has_what_its_log_
     while True:
         replica = open_store(SimDisk(), follows=True)
         replica.append_verbatim(0, log[:start])
+        replica.positions.note_replicated(len(log))
         replica.checkpoint()
         disk = disk_of(replica)
         disk.fail_at(crash_count + 1, Fault.CRASH)
@@ -713,6 +714,7 @@ def test_a_start_that_crashes_where_offsets_were_given_twice_leaves_what_the_log
     log, start = log_given_twice()
     replica = open_store(SimDisk(), follows=True)
     replica.append_verbatim(0, log[:start])
+    replica.positions.note_replicated(len(log))
     replica.checkpoint()
     with mock.patch.object(replica._files.queues, "go_back_to", side_effect=SimulatedCrash), suppress(SimulatedCrash):
         replica.append_verbatim(start, log[start:])
@@ -735,6 +737,7 @@ def test_a_checkpoint_that_began_before_the_later_message_leaves_the_earlier_one
     log, start = log_given_twice()
     replica = open_store(SimDisk(), follows=True)
     replica.append_verbatim(0, log[:start])
+    replica.positions.note_replicated(start)
     queues = replica._files.queues
     checkpoint = queues.checkpoint
 

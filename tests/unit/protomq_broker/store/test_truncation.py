@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,7 +19,9 @@ from protomq_broker.store.errors import (
     StoreFailedError,
 )
 from protomq_broker.store.log.agreement import START, LogPoint, last_agreed
+from protomq_broker.store.log.checkpoint import read_checkpoint
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
@@ -188,6 +191,113 @@ def test_a_truncation_keeps_what_is_confirmed_at_or_before_the_cut(behind: int) 
     assert follower.appended_position == point.position
     assert ConfirmedFile(disk_of(follower), "/s").read() == (confirmed if behind <= 0 else 0)
     follow(leader, follower)
+
+
+def send_more(store: Store) -> None:
+    fill(store, 30, 20)
+    commit(store, "group", "topic", 0, 9)
+
+
+def delete_topic(store: Store) -> None:
+    store.delete_topic("topic")
+
+
+def begin_topic_again(store: Store) -> None:
+    delete_topic(store)
+    store.topics.create(TopicConfig("topic"))
+    fill(store, 6, 70)
+
+
+@pytest.mark.parametrize("do_alone", [send_more, delete_topic, begin_topic_again])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_replicas_lack_is_in_no_checkpoint_so_that_a_truncation_has_nothing_to_rebuild(
+    do_alone: Callable[[Store], object], is_killed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A master that was elected has an end that nobody else has. All that is derived was made again, from the whole log."""
+    leader, other = pair()
+    fill(leader, 20)
+    commit(leader, "group", "topic", 0, 3)
+    follow(leader, other)
+    other.flush()
+    leader.close()
+    old = open_store(disk_of(leader), follows=True)
+    old.lead(waits_for_replicas=True)
+    follow(old, other)
+    old.positions.note_replicated(old.appended_position)
+    assert old.checkpoint()
+    point = old.log_point(old.appended_position)
+    assert point is not None
+    do_alone(old)
+    for derived in old._files.derived:
+        derived.flush()
+    assert not old.checkpoint(), "it waits for the replicas"
+    assert not old.checkpoint()
+    if is_killed:
+        disk = disk_of(old).killed()
+    else:
+        old.close()
+        assert old.is_closed_clean
+        disk = disk_of(old)
+    caplog.clear()
+    follower = open_store(disk, follows=True)
+    assert follower.appended_position > point.position
+    assert not follower.checkpoint()
+    other.lead()
+    fill(other, 5, 90)
+    assert agreed(follower, other) == point
+    follower.truncate_to(point)
+    follower.close()
+    follower = open_store(disk, follows=True)
+    assert follower.appended_position == point.position
+    rebuilt = ["/s/consumequeue/table.bin is gone: it is rebuilt from the log"] if do_alone is not send_more else []
+    assert [r.message for r in caplog.records if "rebuilt" in r.message] == rebuilt, "a deleted topic's queues are gone"
+    assert committed(follower, "group", "topic", 0) == 3
+    follow(other, follower)
+    for _ in range(4):
+        follower._upkeep.queue_healer.step(follower._clock.monotonic_ms())
+    for queue in (0, 1):
+        assert read_all(follower, queue_id=queue) == read_all(other, queue_id=queue)
+    assert follower.topics.find("topic") == other.topics.find("topic")
+    follower.close()
+    assert verify("/s", disk=disk) == []
+
+
+@pytest.mark.parametrize("do_last", [delete_topic, begin_topic_again])
+def test_a_topic_whose_deletion_a_power_cut_takes_back_has_its_messages(do_last: Callable[[Store], object]) -> None:
+    """Its files go when the deletion is appended, and the log may be synced later."""
+    store = open_store(SimDisk())
+    store.topics.create(TopicConfig("topic"))
+    fill(store, 20)
+    store.checkpoint()
+    before = [read_all(store, queue_id=queue) for queue in (0, 1)]
+    do_last(store)
+    for derived in store._files.derived:
+        derived.flush()
+    after = open_store(disk_of(store).crash(random.Random(1), keep=0.0))
+    assert [read_all(after, queue_id=queue) for queue in (0, 1)] == before
+    fill(after, 4, 20)
+    assert [len(read_all(after, queue_id=queue)) for queue in (0, 1)] == [12, 12]
+    again = open_store(disk_of(after).killed())
+    assert read_all(again) == read_all(after)
+
+
+def test_a_checkpoint_that_waits_for_replicas_is_made_as_soon_as_they_have_what_it_covers() -> None:
+    store = open_store(SimDisk(), follows=True)
+    store.lead(waits_for_replicas=True)
+    fill(store, 10)
+    covered = store.appended_position
+    assert not store.checkpoint()
+    fill(store, 10, 10)  # a master under load: replicas never have all of it
+    store.positions.note_replicated(covered)
+    assert store.checkpoint()
+    saved = read_checkpoint(disk_of(store), "/s/checkpoint")
+    assert saved is not None
+    assert saved.replay_position == saved.flushed_position == covered
+    assert not store.checkpoint()
+    again = open_store(disk_of(store).killed(), follows=True)
+    again.positions.note_replicated(again.appended_position)
+    assert again.appended_position == store.appended_position
+    assert len(read_all(again)) == 10
 
 
 def test_logs_that_agree_nowhere_make_the_follower_begin_anew() -> None:

@@ -59,7 +59,7 @@ class StoreActions(NamedTuple):
     """Functions of the store that housekeeping calls.
 
     Attributes:
-        checkpoint: makes everything durable and writes the checkpoint.
+        checkpoint: makes everything durable and writes the checkpoint; False: replicas lack something of it, so it is due again.
         uncheckpointed_bytes: bytes that were appended since the last checkpoint.
         delete_segments_below: deletes old segments that nobody needs; returns where the log starts now.
         keep_from_position: the log is needed from this position on; None if nobody needs it.
@@ -72,7 +72,7 @@ class StoreActions(NamedTuple):
         write_notes: writes the notes beside the log that the disk did not take.
     """
 
-    checkpoint: Callable[[], None]
+    checkpoint: Callable[[], bool]
     uncheckpointed_bytes: Callable[[], int]
     delete_segments_below: Callable[[int], int]
     keep_from_position: Callable[[], int | None]
@@ -175,7 +175,8 @@ class Housekeeper:
             now_ms >= self._checkpoint_due_ms or grown >= self._config.checkpoint_size_bytes
         ):
             self._checkpoint_due_ms = now_ms + self._config.checkpoint_interval_ms
-            self._actions.checkpoint()
+            if not self._actions.checkpoint():
+                self._checkpoint_due_ms = now_ms
 
     def _write_derived(self) -> None:
         """The checkpoint is not due or has failed. Memory must still be written to files."""

@@ -447,7 +447,7 @@ def _ones(request: AppendRequest, identities: NDArray[np.uint64]) -> NDArray[np.
     return ones
 
 
-def stored_position(disk: Disk, folder: str) -> int:
-    """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
+def end_position(disk: Disk, folder: str) -> int:
+    """Up to where the files in `folder` reach; 0 if they do not say. What of them lies behind the end of the log is cut off at a start."""
     payload = read_cached_state(disk, f"{folder}/{_STATE_FILE_NAME}", _MAGIC)
     return int(_HEAD.unpack_from(payload)[0]) if payload is not None else 0

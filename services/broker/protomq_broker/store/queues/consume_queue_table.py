@@ -59,7 +59,7 @@ from .lost_offsets import fill_beginnings, fill_ends
 from .queue_ends import QueueEnd, ends_below, ends_lost_in
 from .queue_flush import flush_together
 from .queue_replay import fill_lost, fill_up, note_given_twice, replay_queue, restart, sound_end
-from .queue_rows import QueueRow, QueueRows, decode_rows
+from .queue_rows import QueueRow, QueueRows, decode_removed_position, decode_rows
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +129,7 @@ class ConsumeQueueTable:
         self._unsynced: set[ConsumeQueue] = set()  # written since the last checkpoint
         self._unsynced_folders: set[str] = set()  # with new names in them
         self._removed: list[tuple[str, list[ConsumeQueue]]] = []
+        self._removed_position = 0  # if the log ends before it, a topic may be there again whose files are gone
         self._home.lost_syncs.clear()
         self._home.met.clear()
 
@@ -358,6 +359,7 @@ class ConsumeQueueTable:
             self.start_rebuild()
             return
         position, rows = decode_rows(payload)
+        self._removed_position = decode_removed_position(payload)
         self._covered_position = self._checkpoint_position = self.replay_from = position
         found = FoundFiles(self._folder, self._files, self.known_ends)
         for row in rows:
@@ -486,6 +488,9 @@ class ConsumeQueueTable:
 
     def truncate(self, end_position: int) -> None:
         """Removes the entries of all records at or beyond `end_position`: the log ends there. Nobody appends meanwhile."""
+        if end_position < self._removed_position:
+            log.warning("%s: a topic's files were removed, and the log has lost its deletion: they are rebuilt from the log", self._folder)
+            self.needs_rebuild = True
         if end_position >= self._covered_position or self.needs_rebuild:
             return
         with self._files_lock:
@@ -615,7 +620,7 @@ class ConsumeQueueTable:
     def _write_table(self, position: int) -> None:
         self._renew_rows(self._home.damaged_queues(), position)
         with self._lock:
-            payload = self._rows.encode(position)
+            payload = self._rows.encode(position, self._removed_position)
         write_state_file(self._disk, self._table_path, _MAGIC, payload)
         self._checkpoint_position = position
 
@@ -627,6 +632,7 @@ class ConsumeQueueTable:
                 for queue in queues:
                     self._rows.remove(queue.row)
                     self._home.forget_damage(queue)
+            self._removed_position = self._covered_position
         try:
             self._write_table(self._checkpoint_position)
             for topic, _ in removed:
@@ -723,4 +729,10 @@ def has_table(disk: Disk, folder: str) -> bool:
 def stored_position(disk: Disk, folder: str) -> int:
     """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
     payload = read_cached_state(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC)
-    return int(decode_rows(payload)[0]) if payload is not None else 0
+    return decode_rows(payload)[0] if payload is not None else 0
+
+
+def end_position(disk: Disk, folder: str) -> int:
+    """Up to where the files in `folder` reach; 0 if they do not say. What of them lies behind the end of the log is cut off at a start."""
+    payload = read_cached_state(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC)
+    return max(decode_rows(payload)[0], decode_removed_position(payload)) if payload is not None else 0

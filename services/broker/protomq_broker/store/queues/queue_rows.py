@@ -2,7 +2,8 @@
 
     consumequeue/table.bin   state file (`side_files.py`): position u64, topics u32, rows u32, names (u32 size, UTF-8, one a line),
                              rows: topic u32, queue u32, min offset u64, end offset u64, damaged u32,
-                             then for each row the position of its last entry's record u64, 0: not known. Earlier versions have none
+                             then for each row the position of its last entry's record u64, 0: not known. Earlier versions have none.
+                             Last: `decode_removed_position` u64, of which earlier versions have none
 
 A queue keeps its row, so that a checkpoint changes the rows of those that have changed and copies the rest as they are.
 """
@@ -134,11 +135,22 @@ class QueueRows:
         self._rows[index] = (_NO_TOPIC, 0, 0, 0, 0)
         self._free.append(index)
 
-    def encode(self, position: int) -> bytes:
-        """The payload of the state file."""
+    def encode(self, position: int, removed_position: int) -> bytes:
+        """The payload of the state file. `removed_position`: see `decode_removed_position`."""
         names = "\n".join(self._names).encode()
         head = _HEAD.pack(position, len(self._names), self._count, len(names))
-        return b"".join((head, names, self._rows[: self._count].tobytes(), self._lasts[: self._count].tobytes()))
+        rows, lasts = self._rows[: self._count].tobytes(), self._lasts[: self._count].tobytes()
+        return b"".join((head, names, rows, lasts, removed_position.to_bytes(8, "little")))
+
+
+def decode_removed_position(payload: bytes) -> int:
+    """From the payload of a state file: up to where the log has to go for what is removed to stay so. 0: nothing is, or the file is older.
+
+    A removed topic's rows and files go when its deletion has been appended. If the log loses that record, it has the topic again.
+    """
+    _, _, row_count, names_size = _HEAD.unpack_from(payload)
+    at = _HEAD.size + names_size + row_count * (_ROW.itemsize + 8)
+    return int.from_bytes(payload[at : at + 8], "little")
 
 
 def decode_rows(payload: bytes) -> tuple[int, list[QueueRow]]:

@@ -21,10 +21,10 @@ def derived_position(disk: Disk, root: str) -> int:
     """Up to where derived structures had covered the log durably; never beyond the synced position. 0 if no file says so."""
     return max(
         consume_queue_table.stored_position(disk, f"{root}/consumequeue"),
-        index.stored_position(disk, f"{root}/index"),
-        sent_snapshot.stored_position(disk, f"{root}/repeatedsends"),
-        pending_state.stored_position(disk, f"{root}/timer"),
-        transaction_files.stored_position(disk, f"{root}/transactions"),
+        index.end_position(disk, f"{root}/index"),
+        sent_snapshot.end_position(disk, f"{root}/repeatedsends"),
+        pending_state.end_position(disk, f"{root}/timer"),
+        transaction_files.end_position(disk, f"{root}/transactions"),
     )
 
 

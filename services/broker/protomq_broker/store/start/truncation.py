@@ -6,20 +6,22 @@ An open follower writes the intent, durably, and takes no more bytes. The start 
 
     1   what was derived from the log, and snapshots of states: those that may report something behind the point go; so does a confirmed
         position behind it
-    2   the checkpoint, if it reports more than the point: it says that the log is synced up to there, and nothing of what is derived
+    2   the checkpoint, if it reports more than the point: it says that the log is synced up to there
     3   the epochs behind the point, ranges in quarantine behind it, and ends of queues in such ranges
     4   the log behind the point: later segments go, the rest of its segment reads as zeros
     5   the intent
 
 If it is interrupted anywhere, the next start does all steps again. It rebuilds from the log what step 1 removed.
 
-Files of a completed checkpoint contain nothing behind its `flushed_position`. Newer files belong to a checkpoint that was not completed,
-and may contain anything.
+A derived structure's files say how far they reach; what of it lies behind the end of the log is cut off at the start. Snapshots of a
+completed checkpoint contain nothing behind its `flushed_position`. Newer ones belong to a checkpoint that was not completed, and may
+contain anything. A checkpoint covers what is confirmed, and a leader that was elected has all of that: so as a rule nothing has to go.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any, Final
 
 from protomq_broker.store.files.disk import Disk, remove_file
@@ -48,14 +50,14 @@ log = logging.getLogger(__name__)
 
 TRUNCATION_NAME: Final = "config/truncation.json"
 
-_STORED_POSITIONS: Final = {
-    "consumequeue": consume_queue_table.stored_position,
-    "index": index.stored_position,
-    "repeatedsends": sent_snapshot.stored_position,
-    "timer": pending_state.stored_position,
-    "transactions": transaction_files.stored_position,
+_END_POSITIONS: Final = {
+    "consumequeue": consume_queue_table.end_position,
+    "index": index.end_position,
+    "repeatedsends": sent_snapshot.end_position,
+    "timer": pending_state.end_position,
+    "transactions": transaction_files.end_position,
 }
-"""Derived structures by folder, each with the function that reads up to where it is complete."""
+"""Derived structures by folder, each with the function that reads up to where its files reach."""
 
 
 def intend_truncation(disk: Disk, root: str, point: LogPoint) -> None:
@@ -117,9 +119,9 @@ def _discard(disk: Disk, root: str, point: LogPoint, checkpoint: Checkpoint | No
     kept = 0
     if checkpoint is not None and checkpoint.flushed_position <= point.position:
         kept = checkpoint.replay_position
-    for name, stored_position in _STORED_POSITIONS.items():
+    for name, end_position in _END_POSITIONS.items():
         path = f"{root}/{name}"
-        if not disk.is_folder(path) or 0 < stored_position(disk, path) <= kept:
+        if not disk.is_folder(path) or 0 < end_position(disk, path) <= point.position:
             continue
         empty_folder(disk, path)
         disk.fsync_dir(path)
@@ -163,15 +165,18 @@ def _lower_checkpoint(
     if point.position < first:
         remove_file(disk, path)
         return
-    lowered = Checkpoint(
-        point.position,
-        first,
-        checkpoint.first_crc32c if first else 0,
-        point.epoch,
-        0,
-        checkpoint.first_position,
-        checkpoint.first_crc32c,
-    )
+    if checkpoint.replay_position <= point.position:
+        lowered = replace(checkpoint, flushed_position=point.position)
+    else:
+        lowered = Checkpoint(
+            point.position,
+            first,
+            checkpoint.first_crc32c if first else 0,
+            point.epoch,
+            0,
+            checkpoint.first_position,
+            checkpoint.first_crc32c,
+        )
     write_checkpoint(disk, path, lowered)
 
 

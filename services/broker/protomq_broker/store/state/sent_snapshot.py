@@ -89,10 +89,10 @@ def read_snapshot(
     return position, head, rows, memoryview(payload)[at + rows.nbytes :]
 
 
-def stored_position(disk: Disk, folder: str) -> int:
-    """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
+def end_position(disk: Disk, folder: str) -> int:
+    """Nothing in the file comes from a record at or behind this; 0 if there is none that holds."""
     payload = read_cached_state(disk, path_in(folder), _MAGIC)
-    return int(_HEAD.unpack_from(payload)[0]) if payload is not None else 0
+    return max(_HEAD.unpack_from(payload)[:2]) if payload is not None else 0
 
 
 def _gathered(parts: Sequence[bytes]) -> list[bytes]:

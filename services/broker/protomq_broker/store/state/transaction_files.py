@@ -98,7 +98,7 @@ def load_transactions(disk: Disk, folder: str) -> Saved | str:
     return Saved(Known(open_, ended, end_position), position)
 
 
-def stored_position(disk: Disk, folder: str) -> int:
-    """Up to where the file says that it is complete; 0 if there is none that holds."""
+def end_position(disk: Disk, folder: str) -> int:
+    """Nothing in the file comes from a record at or behind this; 0 if there is none that holds."""
     saved = load_transactions(disk, folder)
     return 0 if isinstance(saved, str) else saved.position
