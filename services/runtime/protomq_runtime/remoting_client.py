@@ -104,6 +104,7 @@ class RemotingClient:
         """
         self.address = address
         self.received_count = 0
+        self.is_woken = False
         """How often something has come on this connection: a long answer comes in many pieces."""
         self._begun_s: float | None = None
         """When the first bytes of an answer came whose end has not come yet."""
@@ -153,16 +154,25 @@ class RemotingClient:
     def ask(
         self, method_id: int, payload: bytes, timeout_s: float, *, until_woken: bool = False
     ) -> Answer:
-        """Call and wait for the answer, which may be an error. Raises what `call` raises, but for the peer's ServiceError."""
+        """Call and wait for the answer, which may be an error. Raises what `call` raises, but for the peer's ServiceError.
+
+        `timeout_s` is for an answer that does not come. One that is on its way over a slow link may take longer while more of it comes.
+        """
         deadline = time.monotonic() + timeout_s
         request_id = self.start(method_id, payload, timeout_s)
+        received_count = self.received_count
         while True:
-            answer = self.wait((request_id,), deadline - time.monotonic())
+            wait_s = deadline - time.monotonic()
+            if wait_s <= 0:
+                if self.received_count == received_count:
+                    raise TimeoutError(f"{self.address} did not answer within {timeout_s:.3g} s")
+                received_count, wait_s = self.received_count, timeout_s
+                deadline = time.monotonic() + wait_s
+            self.is_woken = False
+            answer = self.wait((request_id,), wait_s)
             if answer is not None:
                 return answer
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"{self.address} did not answer within {timeout_s:.3g} s")
-            if until_woken:
+            if until_woken and self.is_woken:
                 raise self._woken()
 
     def start(self, method_id: int, payload: bytes, timeout_s: float) -> int:
@@ -200,6 +210,7 @@ class RemotingClient:
                 self._receive()
             elif self._wake_receiver.fileno() in ready:
                 self._wake_receiver.recv(4_096)
+                self.is_woken = True
                 return None
             elif time.monotonic() >= deadline:
                 return None

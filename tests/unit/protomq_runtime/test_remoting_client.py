@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -336,6 +337,42 @@ def test_silent_peer_ends_a_call_with_a_time_out() -> None:
         with pytest.raises(TimeoutError, match="did not answer"):
             client.call(METHOD_ID, b"", 0.02)
         done.set()
+
+
+class _SlowLink:
+    """What `ask` needs of a client: with each wait, which takes its whole time, a piece of the answer comes, `pieces` in all."""
+
+    def __init__(self, pieces: int, *, is_whole: bool) -> None:
+        self.address, self.pieces, self.is_whole = Address("far", 1), pieces, is_whole
+        self.now_s = 0.0
+        self.received_count, self.is_woken = 7, False
+
+    def start(self, method_id: int, payload: bytes, timeout_s: float) -> int:
+        return 1
+
+    def wait(self, request_ids: tuple[int, ...], timeout_s: float) -> str | None:
+        assert timeout_s > 0
+        self.now_s += timeout_s
+        if not self.pieces:
+            return "answer" if self.is_whole else None
+        self.pieces -= 1
+        self.received_count += 1
+        return None
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("pieces", [0, 1, 30])
+def test_an_answer_of_which_more_comes_is_not_late(pieces: int, is_whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slave behind a slow link asks for 64 KiB first. It got nothing, for ever, where these needed more than 2 s."""
+    link = _SlowLink(pieces, is_whole=is_whole)
+    monkeypatch.setattr(remoting_client, "time", SimpleNamespace(monotonic=lambda: link.now_s))
+    ask = partial(RemotingClient.ask, link, METHOD_ID, b"", 2.0)  # type: ignore[arg-type]
+    if is_whole:
+        assert ask() == "answer"
+    else:
+        with pytest.raises(TimeoutError, match="did not answer within 2 s"):
+            ask()
+    assert link.now_s == 2.0 * (pieces + 1)
 
 
 def test_wake_ends_a_hello_that_is_not_answered() -> None:

@@ -93,8 +93,8 @@ class Saver:
 
         After a failure of the log or of derived files only the old checkpoint is trustworthy: the log is synced, and that is all.
 
-        A checkpoint waits until replicas have what it covers, where they are waited for. A fail-over may take back what they lack, and the
-        files beside the log could not forget that: all of them would have to be made again, from the whole log.
+        Where replicas are waited for, a checkpoint waits until they have what it covers. A fail-over may take back what they lack. The
+        files beside the log could not forget that, and would have to be made again, from the whole log.
         """
         if self.failure or self._log.failure:
             self._drop()
