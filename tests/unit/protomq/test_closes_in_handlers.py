@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from protomq import _methods
+from protomq import PushConsumer, _methods
 from protomq._member_thread import MemberThread
 from protomq._membership_logic import MembershipState
 from protomq._races import Races
@@ -43,7 +43,15 @@ def close_a_trace() -> None:
         tracer.close()
 
 
-@pytest.mark.parametrize("work", [close_a_member, ask_for_a_route, close_races, close_a_trace])
+def stop_who_is_about_to_wait() -> None:
+    consumer = PushConsumer("g")
+    stops = consumer._stop_wanted
+    with getattr(stops, "_changed", None) or stops._cond:  # type: ignore[attr-defined]
+        consumer.request_stop()
+    assert stops.wait(SOON_S)
+
+
+@pytest.mark.parametrize("work", [close_a_member, ask_for_a_route, close_races, close_a_trace, stop_who_is_about_to_wait])
 def test_a_close_does_not_wait_for_the_thread_that_it_interrupts(work: Callable[[], None]) -> None:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
