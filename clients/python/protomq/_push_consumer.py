@@ -164,7 +164,8 @@ class PushConsumer(PushBase):
         self._starting: _Starting | None = None
         self._start_lock = threading.Lock()
         self._push: PushSteps | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Reentrant, as `_stopping` is: a signal's handler may call `stop` where its thread has it."""
         self._changed = threading.Condition(self._lock)
         """Notified when there may be a run to take, or the pool must shrink."""
         self._failed = threading.Condition(self._lock)

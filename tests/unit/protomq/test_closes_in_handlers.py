@@ -51,7 +51,15 @@ def stop_who_is_about_to_wait() -> None:
     assert stops.wait(SOON_S)
 
 
-@pytest.mark.parametrize("work", [close_a_member, ask_for_a_route, close_races, close_a_trace, stop_who_is_about_to_wait])
+def stop_who_looks_at_its_state() -> None:
+    consumer = PushConsumer("g")
+    with consumer._lock:
+        consumer._drain(0.0)
+
+
+@pytest.mark.parametrize(
+    "work", [close_a_member, ask_for_a_route, close_races, close_a_trace, stop_who_is_about_to_wait, stop_who_looks_at_its_state]
+)
 def test_a_close_does_not_wait_for_the_thread_that_it_interrupts(work: Callable[[], None]) -> None:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
