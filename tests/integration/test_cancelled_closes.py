@@ -392,8 +392,13 @@ def test_a_stop_that_is_interrupted_leaves_the_group(group: Group, interrupt_soo
 def test_a_stop_that_is_interrupted_gives_its_last_commit_no_more_time_than_an_interrupted_close(
     group: Group, interrupt_soon: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ends = threading.Event()
+
+    def listen(_: Message) -> None:
+        ends.wait()
+
     consumer = PushConsumer(group.name, connection=group.connection)
-    consumer.subscribe(group.topic, lambda _: threading.Event().wait(PATIENCE_S))
+    consumer.subscribe(group.topic, listen)
     consumer.start()
     wait_for(consumer._state.is_running, PATIENCE_S)
     assert consumer._consumer is not None
@@ -408,6 +413,7 @@ def test_a_stop_that_is_interrupted_gives_its_last_commit_no_more_time_than_an_i
     interrupt_soon(0.2)
     with pytest.raises(KeyboardInterrupt):
         consumer.stop(3600.0)
+    ends.set()
     assert len(within_s) == 1
     assert within_s[0] < HURRY_S
 

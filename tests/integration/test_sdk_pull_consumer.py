@@ -892,11 +892,14 @@ def test_a_poll_ends_with_nothing_where_a_signals_handler_closes_its_consumer(
     server.append("t", 0, [b"x"])
     with consumer(server) as source:
         source.assign([Q0])
-        if place == "exchange":
-            whole = source._state.encode_request
-            monkeypatch.setattr(source._state, "encode_request", lambda ticket: (source.close(), whole(ticket))[1])
-        else:
-            monkeypatch.setattr(source._state, "take", lambda *_, **__: source.close() or [])  # type: ignore[func-returns-value]
+        name = "encode_request" if place == "exchange" else "take"
+        whole: Callable[..., Any] = getattr(source._state, name)
+
+        def closed_half_way(*given: Any, **named: Any) -> Any:
+            source.close()
+            return whole(*given, **named)
+
+        monkeypatch.setattr(source._state, name, closed_half_way)
         assert source.poll(PATIENCE_S) == []
 
 
