@@ -395,13 +395,12 @@ class ConsumerSteps:
             yield from self._tell(self._listener.on_revoked, [queue for queue in queues if queue not in self._going])
         ends_s = self.clock() + self._limits.timeout_s
         going = [self._going.setdefault(queue, _Going(ends_s)) for queue in queues]
-        # Not within the limits of `poll`: their next owners begin where this commit stands.
-        last = self._limits._replace(retries=GOING if limits is IN_POLL else LAST_COMMIT)
         left_s = max(one.ends_s for one in going) - self.clock()
         is_over = left_s <= 0 and all(one.is_last_try for one in going)
-        if left_s < self._limits.timeout_s:
-            last = last._replace(timeout_s=left_s) if left_s > POLL_CALL_TIMEOUT_S else IN_POLL
+        # Not within the limits of `poll`: their next owners begin where this commit stands.
+        last = self._limits._replace(timeout_s=left_s, retries=GOING if limits is IN_POLL else LAST_COMMIT)
         if left_s <= 0:
+            last = IN_POLL
             for one in going:
                 one.is_last_try = True
         if is_over:
