@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 EPOCHS_NAME: Final = "config/epochs.json"
 RESTORED_EPOCHS: Final = 1_000
-"""By how much the epoch of a restored store is above those of its log at least: each start of the broker since then has begun one."""
+"""By how much the epoch of a restored store is above those of its log, at least. Each start of the broker since then has begun one."""
 _RESTORE_ORIGIN_S: Final = 1_767_225_600
 """1 January 2026, in seconds since 1970: from then on the epochs of restored stores count seconds."""
 _RESTORE_EPOCH_MAX: Final = 1 << 31
