@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import time_ns
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -190,7 +191,7 @@ def restore(
         cut = cut._replace(position=position)
     try:
         with full_disk_named(folder):
-            report = restore_store(backup_folder, folder, cut, is_slave=slave)
+            report = restore_store(backup_folder, folder, cut, is_slave=slave, now_ms=time_ns() // 1_000_000)
     except CutError as error:
         text = re.sub(r"(\d+) ms since 1970", lambda found: time_text(int(found[1])), str(error))
         raise CliError(ExitCode.USAGE, "CUT", text) from error

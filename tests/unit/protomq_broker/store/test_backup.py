@@ -29,6 +29,7 @@ from protomq_broker.store.log.epochs import (
     RESTORED_EPOCHS,
     find_epochs,
     read_epochs,
+    restored_epoch,
 )
 from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
 from protomq_broker.store.state.topics import TopicConfig
@@ -133,6 +134,35 @@ def test_what_is_restored_has_and_answers_all_that_the_store_had() -> None:
     restored.close()
     store.close()
     assert verify("/r", disk=disk) == []
+
+
+@pytest.mark.parametrize("is_newer_first", [False, True])
+def test_no_two_restores_have_an_epoch_in_common(is_newer_first: bool) -> None:
+    """Else readers of the first restored store would go on in the second one where they were, and miss what it has there."""
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b1", disk=disk)
+    fill(store, 10, first=MANY)
+    store.flush()
+    end_time_ms = back_up(OpenStore(store), "/b2", disk=disk).manifest.end_time_ms
+    begin_ms = end_time_ms + 3_600_000
+    restore("/b2" if is_newer_first else "/b1", "/r1", disk=disk, now_ms=begin_ms)
+    first_epochs = []
+    for _ in range(4):
+        first = open_at(disk, "/r1")
+        first_epochs.append(first.epoch)
+        first.close()
+    restore("/b1", "/r2", disk=disk, now_ms=begin_ms + 5_000)
+    second = open_at(disk, "/r2")
+    assert second.epoch > max(first_epochs)
+    second.close()
+    store.close()
+
+
+@pytest.mark.parametrize("now_ms", [0, 1, 1_767_225_600_000, 1_800_000_000_000, 1 << 60])
+def test_the_epoch_of_a_restored_store_fits_in_a_seal_whatever_the_clock_says(now_ms: int) -> None:
+    for highest in (1, 40, 30_000_000):
+        assert highest + RESTORED_EPOCHS <= restored_epoch(highest, 1_795_000_000_000, now_ms) <= 1 << 31
 
 
 def test_what_is_restored_as_a_slave_has_the_epochs_of_the_backup() -> None:

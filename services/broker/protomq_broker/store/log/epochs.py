@@ -39,7 +39,22 @@ log = logging.getLogger(__name__)
 
 EPOCHS_NAME: Final = "config/epochs.json"
 RESTORED_EPOCHS: Final = 1_000
-"""By how much the epoch of a restored store is above those of its log: each start of the broker since then has begun one."""
+"""By how much the epoch of a restored store is above those of its log, at least. Each start of the broker since then has begun one."""
+_RESTORE_ORIGIN_S: Final = 1_767_225_600
+"""1 January 2026, in seconds since 1970: from then on the epochs of restored stores count seconds."""
+_RESTORE_EPOCH_MAX: Final = 1 << 31
+"""A clock takes them no further, so that what follows has room in the 32 bits of a seal."""
+
+
+def restored_epoch(highest_epoch: int, end_time_ms: int, now_ms: int) -> int:
+    """The epoch behind which a restored store begins. `highest_epoch`: of the backup, which ends at `end_time_ms`.
+
+    It rises each second, faster than a broker is started again. So two restores, of one backup or of two, never have an epoch in common.
+    Who has read from the first store learns from the second one where the two logs part.
+    """
+    elapsed_s = max(0, now_ms - end_time_ms) // 1_000
+    by_clock = max(highest_epoch + RESTORED_EPOCHS + elapsed_s, now_ms // 1_000 - _RESTORE_ORIGIN_S)
+    return max(highest_epoch + RESTORED_EPOCHS, min(by_clock, _RESTORE_EPOCH_MAX))
 
 
 class EpochRow(NamedTuple):

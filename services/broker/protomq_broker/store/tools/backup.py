@@ -48,7 +48,7 @@ from protomq_broker.store.files.disk import Disk, remove_file, sync_names_above
 from protomq_broker.store.files.lock import StoreLock
 from protomq_broker.store.files.side_files import empty_folder, write_json_file
 from protomq_broker.store.log.agreement import START
-from protomq_broker.store.log.epochs import EPOCHS_NAME, RESTORED_EPOCHS, find_epochs, write_epochs
+from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, restored_epoch, write_epochs
 from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.store.start.front_note import keep_front
 from protomq_broker.store.start.settings import RESTORED_SLAVE_NAME
@@ -124,11 +124,17 @@ def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) ->
 
 
 def restore(
-    backup: Path | str, root: Path | str, cut: Cut | None = None, *, is_slave: bool = False, disk: Disk | None = None
+    backup: Path | str,
+    root: Path | str,
+    cut: Cut | None = None,
+    *,
+    is_slave: bool = False,
+    disk: Disk | None = None,
+    now_ms: int = 0,
 ) -> CopyReport:
     """Makes a store of a backup, which stays as it is. May be interrupted, and run again. Every byte is proved on its way.
 
-    `is_slave`: the store is to follow a master that is there.
+    `is_slave`: the store is to follow a master that is there. `now_ms`: since 1970; it keeps the epochs of restores apart.
 
     Raises CutError, BackupError, StoreLockedError, OSError.
     """
@@ -191,7 +197,7 @@ def restore(
         else:
             # An earlier run may have been to make a slave.
             remove_file(disk, f"{root}/{RESTORED_SLAVE_NAME}")
-            highest = max(epochs.highest_epoch, kept.end.epoch) + RESTORED_EPOCHS
+            highest = restored_epoch(max(epochs.highest_epoch, kept.end.epoch), kept.end_time_ms, now_ms)
             epochs = replace(epochs, highest_epoch=highest)
         write_epochs(disk, f"{root}/{EPOCHS_NAME}", epochs)
         keep_front(disk, root, folder, manifest.first_position)
