@@ -258,13 +258,7 @@ class ConsumeQueueTable:
         with self._files_lock:
             if self._cuts:
                 self._make_cuts()
-            if self._removed:
-                self._remove_files()
-            with self._lock:
-                dirty, self._dirty = self._dirty, set()
-                for queue in self._cooling:
-                    if queue not in dirty:
-                        queue.release_buffer()
+            dirty = self._take_dirty()
             self._touched |= dirty
             self._cooling = dirty
             queues = _in_order(dirty)
@@ -618,6 +612,21 @@ class ConsumeQueueTable:
             payload = self._rows.encode(position)
         write_state_file(self._disk, self._table_path, _MAGIC, payload)
         self._checkpoint_position = position
+
+    def _take_dirty(self) -> set[ConsumeQueue]:
+        """The queues that have new entries. Files of removed topics go before: a folder that is made now may have the name of one."""
+        while True:
+            if self._removed:
+                self._remove_files()
+            with self._lock:
+                removed = {topic for topic, _ in self._removed}  # meanwhile
+                if removed and any(queue.topic in removed for queue in self._dirty):
+                    continue
+                dirty, self._dirty = self._dirty, set()
+                for queue in self._cooling:
+                    if queue not in dirty:
+                        queue.release_buffer()
+                return dirty
 
     def _remove_files(self) -> None:
         """Removes topics for good: from the table first, so that no start looks for files that are gone."""
