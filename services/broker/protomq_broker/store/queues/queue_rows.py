@@ -27,6 +27,8 @@ _ROW: Final = np.dtype(
 )
 _NO_TOPIC: Final = 0xFFFFFFFF
 """In a row that belongs to no queue any more."""
+_GONE: Final = 2
+"""In the field `damaged` of a row. Versions that do not know that a queue is gone take it for damaged, and read the log."""
 _ROWS_MIN: Final = 64
 
 
@@ -38,6 +40,7 @@ class QueueRow(NamedTuple):
         min_offset, end_offset: its entries.
         damaged: what comes behind `end_offset` was found not to hold: the log must be read from there.
         last_position: where the record of the last entry stands; 0: not known.
+        is_gone: its topic was deleted behind the table's position, and its files are removed.
     """
 
     topic: str
@@ -46,6 +49,7 @@ class QueueRow(NamedTuple):
     end_offset: int
     damaged: bool
     last_position: int
+    is_gone: bool = False
 
 
 class QueueRows:
@@ -100,6 +104,11 @@ class QueueRows:
         row["min_offset"], row["end_offset"], row["damaged"] = min_offset, end_offset, damaged
         self._lasts[index] = last_position
 
+    def set_gone(self, index: int) -> None:
+        """The queue is gone, and so are its files; the deletion of its topic may be taken back."""
+        self.set(index, 0, 0, damaged=True)
+        self._rows[index]["damaged"] = _GONE
+
     def bounds(self, index: int) -> tuple[int, int]:
         """(min_offset, end_offset) of a row."""
         row = self._rows[index]
@@ -151,7 +160,7 @@ def decode_rows(payload: bytes) -> tuple[int, list[QueueRow]]:
     lasts = np.frombuffer(payload, "<u8", row_count, lasts_at) if has_lasts else np.zeros(row_count, "<u8")
     is_used = rows["topic"] != _NO_TOPIC
     return position, [
-        QueueRow(names[topic], queue_id, min_offset, end_offset, bool(damaged), last_position)
+        QueueRow(names[topic], queue_id, min_offset, end_offset, bool(damaged), last_position, damaged == _GONE)
         for (topic, queue_id, min_offset, end_offset, damaged), last_position in zip(
             rows[is_used].tolist(), lasts[is_used].tolist(), strict=True
         )
