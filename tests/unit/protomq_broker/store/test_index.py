@@ -65,7 +65,7 @@ class BusyIndex(MessageIndex):
     _looked: Any = None
 
     @property
-    def _tail(self) -> Any:  # type: ignore[override]
+    def _tail(self) -> Any:
         looked, beside = self._looked, self.beside
         if beside is not None:
             self.beside = None
