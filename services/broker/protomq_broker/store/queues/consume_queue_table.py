@@ -655,11 +655,11 @@ class ConsumeQueueTable:
             rows: dict[int, int] = {}
             for queue in queues:
                 self._home.forget_damage(queue)
-                if self._rows.bounds(queue.row)[1]:
+                if self._rows.is_blank(queue.row):
+                    self._rows.remove(queue.row)
+                else:
                     self._rows.set_gone(queue.row)
                     rows[queue.queue_id] = queue.row
-                else:
-                    self._rows.remove(queue.row)
             if rows:
                 self._gone.append(_Gone(topic, rows, deleted_at))
         self._removed = [(topic, [], deleted_at) for topic, _, deleted_at in self._removed]

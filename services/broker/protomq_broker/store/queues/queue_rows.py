@@ -109,6 +109,11 @@ class QueueRows:
         self.set(index, 0, 0, damaged=True)
         self._rows[index]["damaged"] = _GONE
 
+    def is_blank(self, index: int) -> bool:
+        """Whether a row says nothing: all that the queue has stands behind the table's position."""
+        row = self._rows[index]
+        return not (row["end_offset"] or row["damaged"])
+
     def bounds(self, index: int) -> tuple[int, int]:
         """(min_offset, end_offset) of a row."""
         row = self._rows[index]
