@@ -3,18 +3,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import deepcopy
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protomq.wire.topics import TOPICS_TOPIC
 from protomq_broker.store.files.side_files import read_state_file, write_state_file
 from protomq_broker.store.queues import consume_queue, consume_queue_table, queue_flush
 from protomq_broker.store.queues.consume_queue import ConsumeQueue
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable, has_table
 from protomq_broker.store.queues.queue_flush import flush_together
 from protomq_broker.store.start.settings import make_folders
-from protomq_broker.testing.simdisk import Fault, SimDisk
+from protomq_broker.testing.simdisk import Fault, Operation, SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import (
     ListLog,
     Send,
@@ -406,6 +408,65 @@ def test_a_disk_that_fails_once_keeps_no_files_of_a_removed_topic(number: int):
     later = make_table(disk.killed())
     assert later.end_offset("gone", 1) == 2
     assert later.find("gone", 0) is None
+
+
+@pytest.mark.parametrize("number", range(1, 10))
+def test_a_topic_that_begins_anew_while_files_of_others_go_keeps_its_files(number: int):
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("other", 0, 2), Send("again", 0, 2), Send("again", 1, 2))
+    table.checkpoint(log.end)
+    table.remove_topic("other")
+    log.restart("other")
+    first = disk.operations
+
+    def writer(operation: Operation) -> None:
+        if operation.number == first + number:
+            table.remove_topic("again")
+            log.restart("again")
+            append(table, log, Send("again", 0, 20))
+
+    disk.plan = writer
+    table.flush()
+    disk.plan = None
+    for _ in range(2):
+        append(table, log, Send("again", 0))
+        table.flush()
+        table.flush()
+    expect_all(table, log)
+    table.checkpoint(log.end)
+    expect_all(make_table(disk.killed(), log), log)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_a_topic_that_begins_anew_during_a_checkpoint_hides_nothing_if_its_deletion_is_lost(number: int):
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("again", 0, 2), Send("again", 1, 2))
+    table.checkpoint(log.end)
+    append(table, log, Send("again", 0))
+    before, first = deepcopy(log), disk.operations
+
+    def writer(operation: Operation) -> None:
+        if operation.number == first + number:
+            append(table, log, Send(TOPICS_TOPIC))
+            table.remove_topic("again")
+            log.restart("again")
+            append(table, log, Send("again", 0, 3))
+
+    disk.plan = writer
+    table.checkpoint(before.end)
+    disk.plan = None
+    image = disk.killed()
+    later = ConsumeQueueTable(image, FOLDER)
+    later.load()
+    for _ in range(2):
+        later.replay(before.scanned())
+        later.truncate(before.end)
+        if later.needs_rebuild:
+            later.start_rebuild()
+    expect_all(later, before)
+    assert later.queue_count() == 2
 
 
 def test_files_of_a_removed_topic_that_never_go_hold_up_no_other_queue():

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +56,25 @@ def positions_of_key(index: MessageIndex, log: ListLog, key_hash: int, **limits:
     by_position = log.by_position()
     found = index.find_key(key_hash, **limits)
     return [p for p in found if p in by_position and by_position[p].key_hash == key_hash]
+
+
+class BusyIndex(MessageIndex):
+    """Another thread does something, once, when this one has just looked at the tail of a checkpoint."""
+
+    beside: Callable[[], None] | None = None
+    _looked: Any = None
+
+    @property
+    def _tail(self) -> Any:
+        looked, beside = self._looked, self.beside
+        if beside is not None:
+            self.beside = None
+            beside()
+        return looked
+
+    @_tail.setter
+    def _tail(self, rows: Any) -> None:
+        self._looked = rows
 
 
 def find_by_id(index: MessageIndex, log: ListLog, wanted: LoggedRecord) -> LoggedRecord | None:
@@ -322,3 +343,32 @@ def test_after_any_history_of_power_cuts_the_index_finds_what_the_log_has(seed: 
         again = make_index(disk.crash(rng))
         assert again.replay_from == log.end
         expect_all(again, log)
+
+
+def test_a_look_up_beside_a_checkpoint_changes_nothing_of_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(index_module, "_TAIL_CAPACITY_MIN", 16)
+    disk, log = SimDisk(), ListLog()
+    make_folders(disk, "/s")
+    index = BusyIndex(disk, FOLDER)
+    index.load()
+    index.apply(log.append(*(Send(key_hashes=[number], producer_id=number) for number in range(1, 5))))
+    index.flush()
+    index._tail[index._tail_count :] = 0  # whatever the memory had
+    position = log.end
+
+    def look_up() -> None:
+        index.apply(log.append(*(Send(key_hashes=[number], producer_id=number) for number in range(5, 15))))
+        assert index.find_key(14)
+
+    flush = index.flush
+
+    def flush_and_look() -> None:
+        flush()
+        index.beside = look_up
+
+    monkeypatch.setattr(index, "flush", flush_and_look)
+    index.checkpoint(position)
+    again = MessageIndex(disk.killed(), FOLDER)
+    again.load()
+    assert not again.damage
+    assert [bool(again.find_key(number)) for number in (1, 4, 5)] == [True, True, False]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from protomq_broker.store.timer import pending, timer_runs
 from protomq_broker.store.timer.pending import PendingLimits, PendingTimers
+from protomq_broker.store.timer.recalled import recalled_key
 from protomq_broker.store.timer.timer_rows import merge_rows
 from protomq_broker.store.timer.timer_runs import TimerDamagedError
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
@@ -568,3 +569,21 @@ def test_removals_that_meet_no_row_count_as_none(seed: int, blocks: None) -> Non
     timers = PendingTimers(disk, FOLDER, SMALL)
     timers.load()
     assert (timers.count, timers.size_bytes) == (len(live), 10 * len(live))
+
+
+@pytest.mark.parametrize("number", range(1, 14))
+def test_a_crash_within_a_checkpoint_forgets_no_recalled_message(number: int):
+    disk = SimDisk()
+    timer = Timer(disk)
+    timer.start()
+    timer.add(5_000, 6_000)
+    timer.checkpoint()
+    row, key = (5_000, next(iter(timer.log.live()))), recalled_key(5_000, (1, 0, 7))
+    end = timer.log.remove([row])
+    timer.pending.note_removed(*columns([row]), end, np.full(1, 100), key)
+    disk.fail_at(number, Fault.CRASH)
+    with suppress(SimulatedCrash):
+        timer.checkpoint()
+    later = PendingTimers(disk.killed(), FOLDER, SMALL)
+    later.load()
+    assert later.removals_from < end or key in later.recalled

@@ -540,6 +540,28 @@ def test_a_snapshot_is_of_the_moment_at_which_it_was_begun(monkeypatch: pytest.M
     assert table_content(again) == table_content(table)
 
 
+def test_a_snapshot_knows_nothing_of_what_a_leader_tells_after_it_was_begun():
+    """A power cut may take the record that tells it, and then nothing of it is in the log."""
+    leaders = ListLog(time_ms=10**9)
+    leader = make_sends(leaders)
+    store(leader, leaders, send(0, topic="gone"), send(0, producer_id=8))
+    store(leader, leaders, send(1, topic="gone"), send(1, producer_id=8, queue_id=3))
+    leader.remove_topic("gone")
+    disk, log = SimDisk(), ListLog(time_ms=10**9)
+    table = make_sends(log, disk)
+    store(table, log, send(0), send(0, producer_id=8))
+    before = table_content(table)
+    table.freeze()
+    table.take_told(leader.told_of([P, 8]), log.end + 1_000, lambda topic: False)
+    assert table_content(table) != before
+    table.checkpoint(log.end)
+    again = make_sends(log, disk)
+    again.load()
+    assert table_content(again) == before
+    assert admit(again, send(0)) == RepeatedSend("topic", 0, 0)
+    assert admit(again, send(1, producer_id=8)) is None
+
+
 @pytest.mark.slow
 @settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(20, 120))

@@ -365,7 +365,8 @@ class MessageIndex:
 
     def _count_below(self, position: int) -> int:
         """How many rows of the tail lie below a position of the log."""
-        return int(np.searchsorted(self._tail["position"][: self._tail_count], position))
+        count = self._tail_count  # before the rows: a look-up may take in others meanwhile
+        return int(np.searchsorted(self._tail["position"][:count], position))
 
     def _convert(self) -> None:
         """Turns what was noted into rows of the tail. The caller holds the lock."""

@@ -9,6 +9,8 @@ Rules:
   lowers `replay_from`. Without a table all is rebuilt.
 - The table says where the last record of each queue stands. So an older file, of a deleted topic of that name, is noticed. All its entries
   may lead to what has gone with the log's front.
+- Where a topic was deleted, the table says so before its files go, until a checkpoint covers the deletion. A power cut, or a truncation,
+  may take the deletion alone. Then the messages come again from the log.
 - Where offsets were given twice, the table says so before the entries of the earlier messages go. It does until the later message is
   durable: a power cut may take that one alone. Then the earlier ones come again from the log.
 - `apply` runs on the writer thread, `flush`, `checkpoint` and `delete_below` on the flusher thread. The lock keeps the two apart
@@ -26,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +61,7 @@ from .lost_offsets import fill_beginnings, fill_ends
 from .queue_ends import QueueEnd, ends_below, ends_lost_in
 from .queue_flush import flush_together
 from .queue_replay import fill_lost, fill_up, note_given_twice, replay_queue, restart, sound_end
-from .queue_rows import QueueRow, QueueRows, decode_removed_position, decode_rows
+from .queue_rows import QueueRow, QueueRows, decode_rows
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,17 @@ _REPLAYED_ENTRIES_MAX: Final = 1 << 20
 """Maximum number of entries that a replay keeps in memory: 20 MB."""
 _NEVER: Final = 1 << 63
 """Behind each position of a log."""
+
+
+class _Gone(NamedTuple):
+    """A topic that was deleted, whose files are removed, or about to be.
+
+    Attributes: rows: of its queues, by their ids; deleted_at: the deletion stands before this position; _NEVER: no record of it was found.
+    """
+
+    topic: str
+    rows: dict[int, int]
+    deleted_at: int
 
 
 class ConsumeQueueTable:
@@ -128,8 +141,8 @@ class ConsumeQueueTable:
         self._touched: set[ConsumeQueue] = set()  # rows that the next checkpoint must renew
         self._unsynced: set[ConsumeQueue] = set()  # written since the last checkpoint
         self._unsynced_folders: set[str] = set()  # with new names in them
-        self._removed: list[tuple[str, list[ConsumeQueue]]] = []
-        self._removed_position = 0  # if the log ends before it, a topic may be there again whose files are gone
+        self._removed: list[tuple[str, list[ConsumeQueue], int]] = []  # with a position behind the deletion
+        self._gone: list[_Gone] = []  # which the next checkpoint behind the deletion takes out of the table
         self._home.lost_syncs.clear()
         self._home.met.clear()
 
@@ -160,7 +173,7 @@ class ConsumeQueueTable:
 
     def queue_count(self) -> int:
         """Number of queues."""
-        return len(self._rows)
+        return len(self._rows) - sum(len(gone.rows) for gone in self._gone)
 
     def damaged_files(self) -> list[DamagedFile]:
         """Files in which damage was met, and which are not healed."""
@@ -259,13 +272,7 @@ class ConsumeQueueTable:
         with self._files_lock:
             if self._cuts:
                 self._make_cuts()
-            if self._removed:
-                self._remove_files()
-            with self._lock:
-                dirty, self._dirty = self._dirty, set()
-                for queue in self._cooling:
-                    if queue not in dirty:
-                        queue.release_buffer()
+            dirty = self._take_dirty()
             self._touched |= dirty
             self._cooling = dirty
             queues = _in_order(dirty)
@@ -337,7 +344,7 @@ class ConsumeQueueTable:
             queues = self._queues.pop(topic, None)
             if queues is not None:
                 self._dirty.difference_update(queues.values())
-                self._removed.append((topic, list(queues.values())))
+                self._removed.append((topic, list(queues.values()), self._covered_position))
 
     def close(self) -> None:
         """Closes the files. Call `checkpoint` before."""
@@ -359,10 +366,12 @@ class ConsumeQueueTable:
             self.start_rebuild()
             return
         position, rows = decode_rows(payload)
-        self._removed_position = decode_removed_position(payload)
         self._covered_position = self._checkpoint_position = self.replay_from = position
         found = FoundFiles(self._folder, self._files, self.known_ends)
         for row in rows:
+            if row.is_gone:
+                self._gone.append(self._mark_gone(row.topic, [row.queue_id], _NEVER))
+                continue
             queue = self._add(row.topic, row.queue_id)
             self._rows.set(queue.row, row.min_offset, row.end_offset, row.damaged, row.last_position)
             # While the log goes from its beginning, it has each deletion of a topic.
@@ -464,6 +473,10 @@ class ConsumeQueueTable:
     def forget_deleted(self, positions: Mapping[str, int]) -> None:
         """Topics that were deleted, and up to where: queues that have nothing behind that go. What the table knows is skipped."""
         for topic, position in positions.items():
+            if position >= self._checkpoint_position:
+                self._gone = [
+                    gone._replace(deleted_at=min(gone.deleted_at, position + 1)) if gone.topic == topic else gone for gone in self._gone
+                ]
             for key in [key for key, told in self._carried.items() if key[0] == topic and told[-1] < position]:
                 del self._carried[key]
             is_known = position < self._checkpoint_position
@@ -488,8 +501,9 @@ class ConsumeQueueTable:
 
     def truncate(self, end_position: int) -> None:
         """Removes the entries of all records at or beyond `end_position`: the log ends there. Nobody appends meanwhile."""
-        if end_position < self._removed_position:
-            log.warning("%s: a topic's files were removed, and the log has lost its deletion: they are rebuilt from the log", self._folder)
+        back = sorted({gone.topic for gone in self._gone if gone.deleted_at > end_position})
+        if back and not self.needs_rebuild:
+            log.warning("%s: the log has no deletion of the topics %s, whose files are removed", self._folder, ", ".join(back))
             self.needs_rebuild = True
         if end_position >= self._covered_position or self.needs_rebuild:
             return
@@ -620,28 +634,72 @@ class ConsumeQueueTable:
     def _write_table(self, position: int) -> None:
         self._renew_rows(self._home.damaged_queues(), position)
         with self._lock:
-            payload = self._rows.encode(position, self._removed_position)
-        write_state_file(self._disk, self._table_path, _MAGIC, payload)
+            self._mark_removed()
+            covered = [gone for gone in self._gone if gone.deleted_at <= position]
+            self._gone = [gone for gone in self._gone if gone.deleted_at > position]
+            for gone in covered:
+                for row in gone.rows.values():
+                    self._rows.remove(row)
+            payload = self._rows.encode(position)
+        try:
+            write_state_file(self._disk, self._table_path, _MAGIC, payload)
+        except BaseException:
+            with self._lock:
+                self._gone += [self._mark_gone(topic, rows, deleted_at) for topic, rows, deleted_at in covered]
+            raise
         self._checkpoint_position = position
+
+    def _mark_removed(self) -> None:
+        """The rows of removed topics say from now on that these are gone. The caller holds the lock."""
+        for topic, queues, deleted_at in self._removed:
+            rows: dict[int, int] = {}
+            for queue in queues:
+                self._home.forget_damage(queue)
+                if self._rows.is_blank(queue.row):
+                    self._rows.remove(queue.row)
+                else:
+                    self._rows.set_gone(queue.row)
+                    rows[queue.queue_id] = queue.row
+            if rows:
+                self._gone.append(_Gone(topic, rows, deleted_at))
+        self._removed = [(topic, [], deleted_at) for topic, _, deleted_at in self._removed]
+
+    def _mark_gone(self, topic: str, queue_ids: Iterable[int], deleted_at: int) -> _Gone:
+        """Makes rows that say that these queues are gone. The caller holds the lock, or is alone."""
+        rows = {queue_id: self._rows.add(topic, queue_id) for queue_id in queue_ids}
+        for row in rows.values():
+            self._rows.set_gone(row)
+        return _Gone(topic, rows, deleted_at)
+
+    def _take_dirty(self) -> set[ConsumeQueue]:
+        """The queues that have new entries. Files of removed topics go before: a folder that is made now may have the name of one."""
+        while True:
+            if self._removed:
+                self._remove_files()
+            with self._lock:
+                removed = {topic for topic, _, _ in self._removed}  # meanwhile
+                if removed and any(queue.topic in removed for queue in self._dirty):
+                    continue
+                dirty, self._dirty = self._dirty, set()
+                for queue in self._cooling:
+                    if queue not in dirty:
+                        queue.release_buffer()
+                return dirty
 
     def _remove_files(self) -> None:
         """Removes topics for good: from the table first, so that no start looks for files that are gone."""
         with self._lock:
+            self._mark_removed()
             removed, self._removed = self._removed, []
-            for _, queues in removed:
-                for queue in queues:
-                    self._rows.remove(queue.row)
-                    self._home.forget_damage(queue)
-            self._removed_position = self._covered_position
         try:
             self._write_table(self._checkpoint_position)
-            for topic, _ in removed:
+            for topic, _, _ in removed:
                 self._files.remove_folder(f"{self._folder}/{topic}")
         except OSError as error:
             # A full disk: the next flush tries it again, before it makes any folder. No other queue waits for files that never go.
             if error.errno in DISK_FULL_ERRNOS:
                 with self._lock:
-                    self._removed = [(topic, []) for topic, _ in removed] + self._removed
+                    self._removed = removed + self._removed
             raise
 
     def _raise_min_offset(self, queue: ConsumeQueue, min_offset: int) -> int:
@@ -726,13 +784,7 @@ def has_table(disk: Disk, folder: str) -> bool:
     return read_cached_state(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC) is not None
 
 
-def stored_position(disk: Disk, folder: str) -> int:
-    """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
-    payload = read_cached_state(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC)
-    return decode_rows(payload)[0] if payload is not None else 0
-
-
 def end_position(disk: Disk, folder: str) -> int:
     """Up to where the files in `folder` reach; 0 if they do not say. What of them lies behind the end of the log is cut off at a start."""
     payload = read_cached_state(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC)
-    return max(decode_rows(payload)[0], decode_removed_position(payload)) if payload is not None else 0
+    return int(decode_rows(payload)[0]) if payload is not None else 0

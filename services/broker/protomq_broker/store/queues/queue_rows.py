@@ -2,8 +2,7 @@
 
     consumequeue/table.bin   state file (`side_files.py`): position u64, topics u32, rows u32, names (u32 size, UTF-8, one a line),
                              rows: topic u32, queue u32, min offset u64, end offset u64, damaged u32,
-                             then for each row the position of its last entry's record u64, 0: not known. Earlier versions have none.
-                             Last: `decode_removed_position` u64, of which earlier versions have none
+                             then for each row the position of its last entry's record u64, 0: not known. Earlier versions have none
 
 A queue keeps its row, so that a checkpoint changes the rows of those that have changed and copies the rest as they are.
 """
@@ -28,6 +27,8 @@ _ROW: Final = np.dtype(
 )
 _NO_TOPIC: Final = 0xFFFFFFFF
 """In a row that belongs to no queue any more."""
+_GONE: Final = 2
+"""In the field `damaged` of a row. Versions that do not know that a queue is gone take it for damaged, and read the log."""
 _ROWS_MIN: Final = 64
 
 
@@ -39,6 +40,7 @@ class QueueRow(NamedTuple):
         min_offset, end_offset: its entries.
         damaged: what comes behind `end_offset` was found not to hold: the log must be read from there.
         last_position: where the record of the last entry stands; 0: not known.
+        is_gone: its topic was deleted behind the table's position, and its files are removed.
     """
 
     topic: str
@@ -47,6 +49,7 @@ class QueueRow(NamedTuple):
     end_offset: int
     damaged: bool
     last_position: int
+    is_gone: bool = False
 
 
 class QueueRows:
@@ -101,6 +104,16 @@ class QueueRows:
         row["min_offset"], row["end_offset"], row["damaged"] = min_offset, end_offset, damaged
         self._lasts[index] = last_position
 
+    def set_gone(self, index: int) -> None:
+        """The queue is gone, and so are its files; the deletion of its topic may be taken back."""
+        self.set(index, 0, 0, damaged=True)
+        self._rows[index]["damaged"] = _GONE
+
+    def is_blank(self, index: int) -> bool:
+        """Whether a row says nothing: all that the queue has stands behind the table's position."""
+        row = self._rows[index]
+        return not (row["end_offset"] or row["damaged"])
+
     def bounds(self, index: int) -> tuple[int, int]:
         """(min_offset, end_offset) of a row."""
         row = self._rows[index]
@@ -135,22 +148,11 @@ class QueueRows:
         self._rows[index] = (_NO_TOPIC, 0, 0, 0, 0)
         self._free.append(index)
 
-    def encode(self, position: int, removed_position: int) -> bytes:
-        """The payload of the state file. `removed_position`: see `decode_removed_position`."""
+    def encode(self, position: int) -> bytes:
+        """The payload of the state file."""
         names = "\n".join(self._names).encode()
         head = _HEAD.pack(position, len(self._names), self._count, len(names))
-        rows, lasts = self._rows[: self._count].tobytes(), self._lasts[: self._count].tobytes()
-        return b"".join((head, names, rows, lasts, removed_position.to_bytes(8, "little")))
-
-
-def decode_removed_position(payload: bytes) -> int:
-    """From the payload of a state file: up to where the log has to go for what is removed to stay so. 0: nothing is, or the file is older.
-
-    A removed topic's rows and files go when its deletion has been appended. If the log loses that record, it has the topic again.
-    """
-    _, _, row_count, names_size = _HEAD.unpack_from(payload)
-    at = _HEAD.size + names_size + row_count * (_ROW.itemsize + 8)
-    return int.from_bytes(payload[at : at + 8], "little")
+        return b"".join((head, names, self._rows[: self._count].tobytes(), self._lasts[: self._count].tobytes()))
 
 
 def decode_rows(payload: bytes) -> tuple[int, list[QueueRow]]:
@@ -163,7 +165,7 @@ def decode_rows(payload: bytes) -> tuple[int, list[QueueRow]]:
     lasts = np.frombuffer(payload, "<u8", row_count, lasts_at) if has_lasts else np.zeros(row_count, "<u8")
     is_used = rows["topic"] != _NO_TOPIC
     return position, [
-        QueueRow(names[topic], queue_id, min_offset, end_offset, bool(damaged), last_position)
+        QueueRow(names[topic], queue_id, min_offset, end_offset, bool(damaged), last_position, damaged == _GONE)
         for (topic, queue_id, min_offset, end_offset, damaged), last_position in zip(
             rows[is_used].tolist(), lasts[is_used].tolist(), strict=True
         )

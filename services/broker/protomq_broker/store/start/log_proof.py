@@ -20,7 +20,7 @@ from protomq_broker.store.timer import pending_state
 def derived_position(disk: Disk, root: str) -> int:
     """Up to where derived structures had covered the log durably; never beyond the synced position. 0 if no file says so."""
     return max(
-        consume_queue_table.stored_position(disk, f"{root}/consumequeue"),
+        consume_queue_table.end_position(disk, f"{root}/consumequeue"),
         index.end_position(disk, f"{root}/index"),
         sent_snapshot.end_position(disk, f"{root}/repeatedsends"),
         pending_state.end_position(disk, f"{root}/timer"),

@@ -218,6 +218,7 @@ class ProducerTable:
             row = self.find(producer_id)
             if row < 0:
                 row = self.add(producer_id, epoch, used_ms)
+            self.keep(row)
             self.reset(row, epoch)
             self.floors[row], self.firsts[row], self.ends[row] = floor, first, end
             self.queues[row], self.queue_offsets[row], self.used_ms[row] = queue, queue_offset, used_ms

@@ -407,6 +407,7 @@ class PendingTimers:
         assert frozen is not None
         with self._files_lock:
             self._sync_runs()
+            self.recalled.save()  # before the state, behind which no start reads the log again
             write_state(
                 self._disk,
                 self._folder,
@@ -416,7 +417,6 @@ class PendingTimers:
                     next_number=self._next_number,
                 ),
             )
-            self.recalled.save()
             with self._lock:
                 live = {cursor.run.path for cursor in self._cursors}
                 kept = {self._path(number) for number, _ in frozen.runs} | live
