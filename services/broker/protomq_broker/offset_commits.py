@@ -406,6 +406,8 @@ class _Record:
             left_out = {OffsetKey(group, offset.topic, offset.queue_id) for offset in (*resets, *kept)}
             earlier = {key: offset for key, offset in commit.earlier.items() if key not in left_out}
             commit = commit._replace(resets=resets, kept=kept, earlier=earlier)
+            # Nothing is said of their queues: who has a lock there goes on.
+            overtaken = {key for key in overtaken if OffsetKey(key.group, key.topic, key.queue_id) not in left_out}
         is_told = is_known or not taken
         if not is_told and group not in self._groups:
             new_count = sum(1 for other in self._groups if not offsets.has_group(other))
@@ -433,7 +435,8 @@ class _Record:
             return None if known is None else known.reset_to(offset.queue_offset)
 
     def _check_locks(self, group: str, offsets: Iterable[QueueOffset]) -> set[LockKey]:
-        """Raises ServiceError QUEUE_NOT_OWNED if another member has the lock of a queue. Returns the locks that the commit ends."""
+        """Raises ServiceError QUEUE_NOT_OWNED if another member has the lock of a queue. Returns the locks that offsets end if they are taken.
+        """
         refused: list[tuple[LockKey, int]] = []
         overtaken: set[LockKey] = set()
         for offset in offsets:

@@ -320,6 +320,22 @@ def test_a_commit_that_is_refused_for_one_queue_ends_no_lock_of_another() -> Non
     commit(broker, old, 3).response()
 
 
+@pytest.mark.parametrize("refused_for", ["where it began", "a reset"])
+def test_a_commit_of_which_nothing_is_taken_ends_no_lock_of_a_member_whose_connection_broke(refused_for: str) -> None:
+    broker, old = broken()
+    offset = QueueOffset(topic="topic", queue_id=0, queue_offset=1)
+    if refused_for == "a reset":
+        reset = ResetOffsetsRequest(consumer_group="g", topic="topic", queue_ids=[0], queue_offset=2)
+        broker.call(CONSUMER + "ResetOffsets", reset).response()
+        offset.reset_epoch = 0
+    else:
+        offset.began_offset = 0
+    answer = broker.call(CONSUMER + "CommitOffsets", CommitOffsetsRequest(consumer_group="g", offsets=[offset])).response()
+    assert [one.queue_offset for one in (*answer.kept, *answer.resets)] == [2]
+    commit(broker, old, 3).response()
+    assert committed(broker) == [3]
+
+
 def test_who_reads_the_log_gives_a_member_whose_connection_had_broken_its_time() -> None:
     again, token = after_start()
     assert lock(again, "b", Q0) == [(0, "a")]
