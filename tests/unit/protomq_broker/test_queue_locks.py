@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -26,6 +27,7 @@ from protomq_broker import queue_lock_service
 from protomq_broker.queue_locks import LOCK_MS, SLICE_COUNT, QueueLocks
 from protomq_broker.store.state.locks import LockKey, LockOwner, LockTable, locks_record
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.store import Store
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall
 
@@ -292,6 +294,23 @@ def test_a_promotion_waits_for_members_whose_connections_had_broken_at_the_slave
     broker.locks.arm()
     assert lock(broker, "b", Q0) == [(0, "a")]
     commit(broker, token, 3).response()
+
+
+def test_a_slave_that_a_member_leaves_ends_no_lock_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Members find each other at slaves while the master is away. Their locks are the master's."""
+    master, _ = broken()
+    master.store.close()
+    opened = Store.open
+
+    def open_following(*arguments: Any, **settings: Any) -> Store:
+        return opened(*arguments, **{**settings, "follows": True})
+
+    with mock.patch.object(Store, "open", open_following):
+        slave = FakeBroker(disk=master.disk, clock_ms=master.clock.time_ms, is_permitted=False)
+    before = slave.store.appended_position
+    slave.locks.gone("g", "a", 1, False)
+    slave.server.run()
+    assert (slave.store.appended_position, slave.queue_locks.counts().held, caplog.messages) == (before, 1, [])
 
 
 def test_a_commit_without_a_lock_ends_the_lock_of_a_member_whose_connection_broke() -> None:
