@@ -36,6 +36,7 @@ from protomq.wire.topics import GROUPS_TOPIC, LOCKS_TOPIC, OFFSETS_TOPIC, POP_TO
 from protomq_runtime.errors import system_busy
 
 from .queue_locks import not_owned
+from .said_once import SaidOnce
 from .store.state.locks import LockKey, locks_record
 from .store.state.offsets import OffsetKey, TooManyGroupsError
 from .store.state.popped_queue import QueueOfGroup
@@ -128,6 +129,7 @@ class OffsetCommits:
         """
         self._dropped_count = 0  # since the last warning
         self._retry: Timer | None = None
+        self._said = SaidOnce()
         self._tell_reset: Callable[[str], None] = lambda _: None
 
     def listen_for_resets(self, listener: Callable[[str], None]) -> None:
@@ -300,7 +302,11 @@ class OffsetCommits:
             try:
                 record.add(_Commit(request, None))
             except Exception as error:  # its topic has gone since, say, or other groups have come
-                log.warning("the offset that %s committed by a pull is refused: %s", key, error)
+                if self._said.is_due(key):
+                    log.warning(
+                        "an offset that group %s committed by a pull in queue %d of topic %s is refused: %s",
+                        key.group, key.queue_id, key.topic, error,
+                    )  # fmt: skip
             done.append(key)
             if record.size_bytes >= RECORD_SIZE_BYTES:
                 break
