@@ -395,6 +395,23 @@ def test_while_a_lane_is_overloaded_it_serves_what_is_never_shed(lanes: Lanes, o
     busy.close()
 
 
+def test_the_turn_of_another_lane_that_has_read_a_call_is_no_wait_in_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The send lane has nothing to do; a connection of the pull lane, whose turns are long, brings it calls."""
+    busy = Lanes(AdmissionConfig(queue_time_target_ms=10, queue_time_interval_ms=20, waits_for_disk=True))
+    peer = busy.connect(busy.pull)
+    served = busy.pull._calls._methods[PULL]
+    monkeypatch.setattr(served, "function", lambda call: time.sleep(0.05))
+    for _ in range(4):
+        peer.ask(b"slow", method_id=PULL, one_way=True)
+        peer.ask(b"send")
+        turn(busy.pull)
+        turn(busy.send)
+        turn(busy.pull)
+        assert peer.answer()[1:] == (0, b"send")
+    assert busy.send.rejection_count == 0
+    busy.close()
+
+
 def test_a_full_queue_refuses_also_what_is_never_shed(lanes: Lanes) -> None:
     full = Lanes(AdmissionConfig(depth_max=2, queue_time_target_ms=0))
     peer = full.connect(full.pull)
