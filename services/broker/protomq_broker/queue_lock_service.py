@@ -29,6 +29,7 @@ from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsa
 
 from .memberships import QUEUES_MAX, TEXT_MAX_BYTES
 from .queue_locks import SLICE_COUNT
+from .said_once import SaidOnce
 from .store.state.locks import LockKey, locks_record
 from .store_errors import to_service_error
 from .topic_access import check_group_name
@@ -69,6 +70,7 @@ class QueueLockService:
         self._waiting = waiting
         self._config = config
         self._clock = clock
+        self._said = SaidOnce()
         locks.is_there = self._is_there
 
     @raw
@@ -234,7 +236,8 @@ class QueueLockService:
         try:
             self._append(changes)
         except Exception as error:
-            log.warning("%d queues cannot be unlocked now, trying again: %s", len(changes), error)
+            if self._said.is_due(type(error).__name__):
+                log.warning("%d queues cannot be unlocked now, trying again each second: %s", len(changes), error)
             return False
         return True
 

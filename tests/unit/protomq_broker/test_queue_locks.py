@@ -668,7 +668,7 @@ def test_a_member_that_goes_while_its_first_lock_is_on_its_way_leaves_none() -> 
 
 
 def test_an_expiry_that_is_not_appended_comes_again_at_the_next_look(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = filled()
     broker.locks.arm()
@@ -681,7 +681,10 @@ def test_an_expiry_that_is_not_appended_comes_again_at_the_next_look(
     broker.advance(LOCK_MS + 1_000)
     broker.locks.gone("g", "a", 1, False)
     broker.server.run()
+    for _ in range(5):
+        broker.advance(1_000)
     assert (broker.queue_locks.counts().expired, broker.queue_locks.counts().freed) == (0, 0)
+    assert caplog.text.count("cannot be unlocked now") == 1
     monkeypatch.undo()
     broker.advance(2_000)
     assert (listed(broker), broker.queue_locks.counts().expired) == ({}, 1)
