@@ -419,7 +419,7 @@ class MembershipService:
             waiter.call.lane.post(partial(waiter.answer, *answer))
 
     def _note_answered(self, member: MemberId, call: Call, now_ms: int) -> None:
-        """Notes that a call is answered that was held. Who consumes nothing is none of the members: nothing would end what is known of it."""
+        """Notes that a call is answered that was held. Who consumes nothing is no member: nothing would end what is known of it."""
         if self._memberships.answered(*member, now_ms):
             self._between[member] = call
 

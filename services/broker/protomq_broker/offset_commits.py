@@ -441,8 +441,7 @@ class _Record:
             return None if known is None else known.reset_to(offset.queue_offset)
 
     def _check_locks(self, group: str, offsets: Iterable[QueueOffset]) -> set[LockKey]:
-        """Raises ServiceError QUEUE_NOT_OWNED if another member has the lock of a queue. Returns the locks that offsets end if they are taken.
-        """
+        """Raises ServiceError QUEUE_NOT_OWNED if another member has the lock of a queue. Returns the locks that end if all is taken."""
         refused: list[tuple[LockKey, int]] = []
         overtaken: set[LockKey] = set()
         for offset in offsets:

@@ -97,7 +97,7 @@ class QueueLockService:
     def gone(self, group: str, client_id: str, nonce: int, may_return: bool) -> None:
         """Frees the queues of a member that seems to be gone, unless it comes back before that is done.
 
-        `may_return`: see `QueueLocks.gone`. A slave does nothing: members are there while the master is away, and their locks are the master's.
+        `may_return`: see `QueueLocks.gone`. A slave does nothing: members are there while the master is away, and locks are the master's.
         """
         if not self._store.is_leading:
             return
