@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from protomq.wire.frames import (
     encode_request,
 )
 from protomq.wire.status import decode_status
+from protomq_runtime import lane as lane_module
 from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.byte_stream import ByteStream, TcpStream
 from protomq_runtime.call import Call
@@ -410,6 +412,27 @@ def test_the_turn_of_another_lane_that_has_read_a_call_is_no_wait_in_its_own(mon
         assert peer.answer()[1:] == (0, b"send")
     assert busy.send.rejection_count == 0
     busy.close()
+
+
+@pytest.mark.parametrize(("event_count", "waits"), [(1, False), (1_000, True)])
+def test_a_poll_that_is_long_since_it_finds_much_has_not_slept(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch, event_count: int, waits: bool
+) -> None:
+    """Of 300 connections it took 0.35 ms, of 700 a whole one. What it found has lain there for a turn."""
+    lane, now = lanes.send, [time.monotonic()]
+
+    class LongPoll:
+        def poll(self, timeout: float, maxevents: int) -> list[tuple[int, int]]:
+            now[0] += 0.002
+            return [(-1, 1)] * event_count
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lane, "_poll", LongPoll())
+        patched.setattr(lane_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        lane.turn()
+        now[0] += 0.2  # The turn had so much to do.
+        lane.turn()
+    assert lane._calls.rule.last_max == pytest.approx(0.202 if waits else 0.0, abs=0.001)
 
 
 def test_a_full_queue_refuses_also_what_is_never_shed(lanes: Lanes) -> None:
