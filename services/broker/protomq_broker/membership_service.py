@@ -242,6 +242,7 @@ class MembershipService:
                 known.refused_commit_count,
             )
 
+    @never_shed
     @raw
     def hold_membership(self, call: Call) -> None:
         """Notes what the member says, holds the call, and answers when there is news."""

@@ -73,6 +73,7 @@ class QueueLockService:
         self._said = SaidOnce()
         locks.is_there = self._is_there
 
+    @never_shed
     @raw
     def lock_queues(self, call: Call) -> None:
         """Locks the free queues among those named for the member, and renews its locks."""
