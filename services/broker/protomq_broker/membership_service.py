@@ -242,6 +242,7 @@ class MembershipService:
                 known.refused_commit_count,
             )
 
+    @never_shed
     @raw
     def hold_membership(self, call: Call) -> None:
         """Notes what the member says, holds the call, and answers when there is news."""
@@ -369,8 +370,7 @@ class MembershipService:
         else:
             if request.hold_ms > 0:
                 self._memberships.held(*member)
-                self._memberships.answered(*member, now_ms)
-                self._between[member] = call
+                self._note_answered(member, call, now_ms)
             call.answer(*self._answer(request, question_id, is_claim=is_claim))
 
     def _hold(self, member: MemberId, call: Call, hold_ms: float) -> None:
@@ -415,10 +415,14 @@ class MembershipService:
         # A member that holds no call now is asked in the answer to its next call.
         waiter = self._pop_waiter(member)
         if waiter is not None:
-            self._memberships.answered(*member, self._clock.monotonic_ms())
-            self._between[member] = waiter.call
+            self._note_answered(member, waiter.call, self._clock.monotonic_ms())
             answer = self._answer(waiter.request, self._questions.next_for(member))
             waiter.call.lane.post(partial(waiter.answer, *answer))
+
+    def _note_answered(self, member: MemberId, call: Call, now_ms: int) -> None:
+        """Notes that a call is answered that was held. Who consumes nothing is no member: nothing would end what is known of it."""
+        if self._memberships.answered(*member, now_ms):
+            self._between[member] = call
 
     def _take_out_closed(self) -> None:
         """Takes out members that died between two calls: the connection of the last one is closed. Calls of gRPC do not tell."""
@@ -583,8 +587,7 @@ class MembershipService:
                 if request.broker_start == self._broker_start and request.known_version == group.version:
                     continue
                 self._pop_waiter((name, key))
-                self._memberships.answered(name, key, now_ms)
-                self._between[name, key] = waiter.call
+                self._note_answered((name, key), waiter.call, now_ms)
                 answers.append((waiter, self._answer(request)))
         for waiter, answer in answers:
             waiter.answer(*answer)
@@ -596,8 +599,7 @@ class MembershipService:
         with self._lock:
             if self._pop_waiter(member, waiter) is None:
                 return
-            self._memberships.answered(*member, self._clock.monotonic_ms())
-            self._between[member] = waiter.call
+            self._note_answered(member, waiter.call, self._clock.monotonic_ms())
             answer = self._answer(waiter.request)
         waiter.answer(*answer)
 

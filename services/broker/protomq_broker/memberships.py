@@ -257,12 +257,15 @@ class Memberships:
         if (member := self._find(name, key)) is not None:
             member.held_count += 1
 
-    def answered(self, name: str, key: MemberKey, now_ms: int) -> None:
-        """Notes that a held call of the member was answered. The member will call again."""
-        if (member := self._find(name, key)) is not None:
-            member.held_count -= 1
-            member.seen_ms = now_ms
-            self._expire_at(member, now_ms + self.gap_ms)
+    def answered(self, name: str, key: MemberKey, now_ms: int) -> bool:
+        """Notes that a held call of the member was answered. The member will call again. Returns whether it is one."""
+        member = self._find(name, key)
+        if member is None:
+            return False
+        member.held_count -= 1
+        member.seen_ms = now_ms
+        self._expire_at(member, now_ms + self.gap_ms)
+        return True
 
     def broke(self, name: str, key: MemberKey, now_ms: int) -> bool:
         """Notes that a held call of the member broke. The member is gone unless it holds another call. Returns whether there is news."""

@@ -36,6 +36,7 @@ from protomq.wire.topics import GROUPS_TOPIC, LOCKS_TOPIC, OFFSETS_TOPIC, POP_TO
 from protomq_runtime.errors import system_busy
 
 from .queue_locks import not_owned
+from .said_once import SaidOnce
 from .store.state.locks import LockKey, locks_record
 from .store.state.offsets import OffsetKey, TooManyGroupsError
 from .store.state.popped_queue import QueueOfGroup
@@ -128,6 +129,7 @@ class OffsetCommits:
         """
         self._dropped_count = 0  # since the last warning
         self._retry: Timer | None = None
+        self._said = SaidOnce()
         self._tell_reset: Callable[[str], None] = lambda _: None
 
     def listen_for_resets(self, listener: Callable[[str], None]) -> None:
@@ -300,7 +302,11 @@ class OffsetCommits:
             try:
                 record.add(_Commit(request, None))
             except Exception as error:  # its topic has gone since, say, or other groups have come
-                log.warning("the offset that %s committed by a pull is refused: %s", key, error)
+                if self._said.is_due(key):
+                    log.warning(
+                        "an offset that group %s committed by a pull in queue %d of topic %s is refused: %s",
+                        key.group, key.queue_id, key.topic, error,
+                    )  # fmt: skip
             done.append(key)
             if record.size_bytes >= RECORD_SIZE_BYTES:
                 break
@@ -406,6 +412,8 @@ class _Record:
             left_out = {OffsetKey(group, offset.topic, offset.queue_id) for offset in (*resets, *kept)}
             earlier = {key: offset for key, offset in commit.earlier.items() if key not in left_out}
             commit = commit._replace(resets=resets, kept=kept, earlier=earlier)
+            # Nothing is said of their queues: who has a lock there goes on.
+            overtaken = {key for key in overtaken if OffsetKey(key.group, key.topic, key.queue_id) not in left_out}
         is_told = is_known or not taken
         if not is_told and group not in self._groups:
             new_count = sum(1 for other in self._groups if not offsets.has_group(other))
@@ -433,7 +441,7 @@ class _Record:
             return None if known is None else known.reset_to(offset.queue_offset)
 
     def _check_locks(self, group: str, offsets: Iterable[QueueOffset]) -> set[LockKey]:
-        """Raises ServiceError QUEUE_NOT_OWNED if another member has the lock of a queue. Returns the locks that the commit ends."""
+        """Raises ServiceError QUEUE_NOT_OWNED if another member has the lock of a queue. Returns the locks that end if all is taken."""
         refused: list[tuple[LockKey, int]] = []
         overtaken: set[LockKey] = set()
         for offset in offsets:

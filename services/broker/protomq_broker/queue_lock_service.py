@@ -29,6 +29,7 @@ from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsa
 
 from .memberships import QUEUES_MAX, TEXT_MAX_BYTES
 from .queue_locks import SLICE_COUNT
+from .said_once import SaidOnce
 from .store.state.locks import LockKey, locks_record
 from .store_errors import to_service_error
 from .topic_access import check_group_name
@@ -69,8 +70,10 @@ class QueueLockService:
         self._waiting = waiting
         self._config = config
         self._clock = clock
+        self._said = SaidOnce()
         locks.is_there = self._is_there
 
+    @never_shed
     @raw
     def lock_queues(self, call: Call) -> None:
         """Locks the free queues among those named for the member, and renews its locks."""
@@ -95,8 +98,10 @@ class QueueLockService:
     def gone(self, group: str, client_id: str, nonce: int, may_return: bool) -> None:
         """Frees the queues of a member that seems to be gone, unless it comes back before that is done.
 
-        `may_return`: see `QueueLocks.gone`.
+        `may_return`: see `QueueLocks.gone`. A slave does nothing: members are there while the master is away, and locks are the master's.
         """
+        if not self._store.is_leading:
+            return
         self._writer.post(partial(self._free, group, client_id, nonce, may_return))
 
     # On the consumer lane.
@@ -232,7 +237,8 @@ class QueueLockService:
         try:
             self._append(changes)
         except Exception as error:
-            log.warning("%d queues cannot be unlocked now, trying again: %s", len(changes), error)
+            if self._said.is_due(type(error).__name__):
+                log.warning("%d queues cannot be unlocked now, trying again each second: %s", len(changes), error)
             return False
         return True
 

@@ -193,8 +193,9 @@ class TransactionChecks:
                 self._set_timer(0, 0.0)
                 return
             self.turn()
-        except Exception:
-            log.exception("transactions could not be checked; the broker tries again soon")
+        except Exception as error:
+            if self._said.is_due(type(error).__name__):
+                log.exception("transactions could not be checked; the broker tries again each second")
             self._set_timer(self.now_ms(), RETRY_INTERVAL_MS)
             return
         self.arm()
@@ -221,8 +222,6 @@ class TransactionChecks:
         lost = [half for half in copies.unreadable if self._store.is_repaired(half.position)]
         damaged = [half for half in copies.unreadable if half not in lost]
         bodies = []
-        if lost:
-            log.error("%d half messages are lost: `protomq log repair` has taken them out. Their transactions expire", len(lost))
         if copies.halves or lost:
             keys = [half.key for half in (*copies.halves, *lost)]
             bodies.append(ended_record(keys, bytes([Ending.EXPIRED]) * len(keys)))
@@ -231,6 +230,8 @@ class TransactionChecks:
             self._unread.update(half.key for half in damaged)
             bodies.append(checked_record([half.key for half in damaged], now_ms))
         self._writer.append_moved(copies.requests, [(TRANSACTIONS_TOPIC, bodies)])
+        if lost:  # What cannot be appended is tried again, and they are said once.
+            log.error("%d half messages are lost: `protomq log repair` has taken them out. Their transactions expire", len(lost))
         if copies.requests and self._store.topics.find(EXPIRED_TOPIC) is None:
             self._store.topics.add([TopicConfig(EXPIRED_TOPIC, 1, 1, writable=False)])
         self._waiting.request_flush()

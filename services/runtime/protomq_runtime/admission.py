@@ -10,6 +10,7 @@ their answers are 15 ms of work, and turns of 150 ms on a machine that others ke
 all time counts: another broker may have a faster one.
 
 What carries the end of work that is done (`dispatch.never_shed`), as a commit, is not refused by this rule: others would do the work again.
+So they would if a member could not say that it is there, or renew its locks. Commits alone can keep a lane overloaded for that long.
 
 `depth_max` bounds the queue on which calls from gRPC and from other lanes wait. Calls on a lane's own connections wait in the socket
 buffers, where TCP's flow control bounds them. Their lane takes them and serves them in the same turn.

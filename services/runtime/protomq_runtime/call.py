@@ -109,7 +109,7 @@ class Call:
     """Exactly the request message. Over 32 KiB from the remoting port it is a bytearray of the call's own, so that records can
     be stamped in place; else bytes."""
     received: float
-    """When it was read, in seconds of time.monotonic()."""
+    """When it was read, or handed to its lane by another one, in seconds of time.monotonic()."""
     deadline: float | None
     """When the caller stops waiting, in seconds of time.monotonic(); None: never."""
     lane: CallLane

@@ -47,7 +47,7 @@ def drained(function: _Function) -> _Function:
 
 
 def never_shed(function: _Function) -> _Function:
-    """The call tells the end of work that is done: a lane that is overloaded serves it all the same. Only a full queue refuses it."""
+    """The call tells that work goes on, or ends: a lane that is overloaded serves it all the same. Only a full queue refuses it."""
     setattr(function, _NEVER_SHED_ATTRIBUTE, True)
     return function
 

@@ -216,10 +216,10 @@ class LaneCalls:
                 deadline = read_at + timeout_ms / 1000 if timeout_ms else None
                 if not flags:
                     connection.cancelled.pop(request_id, None)
-                # It reaches the lane's queue now. What it has waited for its caller says nothing of that lane.
+                # It reaches the lane's queue now. What it has waited here, in the sockets and in this turn, says nothing of that lane.
                 lane.submit(
                     ForeignCall(
-                        connection, lane, bound, payload, request_id, flags, self._turn_at, deadline
+                        connection, lane, bound, payload, request_id, flags, time.monotonic(), deadline
                     )
                 )
                 return

@@ -118,7 +118,7 @@ def test_a_busy_machine_makes_no_lane_refuse_calls_that_does_not_wait_for_the_di
     assert judged == {"send": True, "pull": True, "pop": True, "consumer": False}
 
 
-def test_an_overloaded_consumer_lane_still_takes_what_ends_the_work_that_is_done() -> None:
+def test_an_overloaded_consumer_lane_still_takes_what_keeps_and_ends_the_work_that_is_done() -> None:
     table = DispatchTable()
     for module, service in (
         (consumer_service_pb2, ConsumerService),
@@ -128,4 +128,6 @@ def test_an_overloaded_consumer_lane_still_takes_what_ends_the_work_that_is_done
         (reply_service_pb2, ReplyService),
     ):
         table.add_service(module.DESCRIPTOR.services_by_name[service.__name__], service)
-    assert {bound.method.name for bound in table if not bound.may_be_shed} == {"CommitOffsets", "LeaveGroup", "UnlockQueues"}
+    assert {bound.method.name for bound in table if not bound.may_be_shed} == {
+        "CommitOffsets", "HoldMembership", "LeaveGroup", "LockQueues", "UnlockQueues",
+    }  # fmt: skip

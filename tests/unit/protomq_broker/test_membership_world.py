@@ -323,6 +323,25 @@ def test_who_comes_to_a_broker_that_started_again_after_others_took_its_queues_g
     assert set(world.owners().values()) == {1}
 
 
+@pytest.mark.parametrize("ends", ["the hold", "news"])
+def test_nothing_stays_of_callers_that_consume_nothing(ends: str) -> None:
+    """Over gRPC nothing tells that they are gone. Each has another number."""
+    broker = BrokerNode("a", 4)
+    consuming = GroupMember(client_id="m", nonce=1, topics=[MemberTopic(topic="T")])
+    broker.server.call(HOLD, HoldMembershipRequest(consumer_group="g", member=consuming, hold_ms=60_000))
+    left = [GroupMember(client_id="gone", nonce=number) for number in range(2, 12)]
+    calls = [broker.server.call(HOLD, HoldMembershipRequest(consumer_group="g", member=said, hold_ms=1_000)) for said in left]
+    broker.advance(100)
+    if ends == "news":
+        consuming.topics[0].filter = "other"
+        broker.server.call(HOLD, HoldMembershipRequest(consumer_group="g", member=consuming, hold_ms=60_000))
+    broker.advance(5_000)
+    assert all(call.answered for call in calls)
+    for _ in range(10):
+        broker.advance(60_000)
+    assert {member[1][0] for member in broker.service._between} <= {"m"}
+
+
 def test_while_a_broker_settles_who_joins_waits() -> None:
     world = World(BrokerNode("a", 4, known=("g",)))
     newcomer = world.join("m1")

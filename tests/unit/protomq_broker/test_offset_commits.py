@@ -280,6 +280,15 @@ def test_what_pulls_commit_beyond_the_limit_is_counted_in_the_log(
     assert "2 of them, and 0 were dropped" in caplog.text
 
 
+def test_a_pull_whose_commits_are_refused_again_and_again_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    commits, lane, _, incarnation = make_commits()
+    for number in range(20):
+        commit_by_pull(commits, incarnation + 1, number)
+        lane.run(lane.posted)
+    assert len(caplog.messages) == 1
+    assert "group committed by a pull in queue 0 of topic topic is refused" in caplog.text
+
+
 def test_commits_that_the_send_lane_does_not_come_to_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -26,6 +27,7 @@ from protomq_broker import queue_lock_service
 from protomq_broker.queue_locks import LOCK_MS, SLICE_COUNT, QueueLocks
 from protomq_broker.store.state.locks import LockKey, LockOwner, LockTable, locks_record
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.store import Store
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.testing import FakeCall
 
@@ -294,6 +296,23 @@ def test_a_promotion_waits_for_members_whose_connections_had_broken_at_the_slave
     commit(broker, token, 3).response()
 
 
+def test_a_slave_that_a_member_leaves_ends_no_lock_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Members find each other at slaves while the master is away. Their locks are the master's."""
+    master, _ = broken()
+    master.store.close()
+    opened = Store.open
+
+    def open_following(*arguments: Any, **settings: Any) -> Store:
+        return opened(*arguments, **{**settings, "follows": True})
+
+    with mock.patch.object(Store, "open", open_following):
+        slave = FakeBroker(disk=master.disk, clock_ms=master.clock.time_ms, is_permitted=False)
+    before = slave.store.appended_position
+    slave.locks.gone("g", "a", 1, False)
+    slave.server.run()
+    assert (slave.store.appended_position, slave.queue_locks.counts().held, caplog.messages) == (before, 1, [])
+
+
 def test_a_commit_without_a_lock_ends_the_lock_of_a_member_whose_connection_broke() -> None:
     broker, old = broken()
     commit(broker, 0, 5).response()
@@ -318,6 +337,22 @@ def test_a_commit_that_is_refused_for_one_queue_ends_no_lock_of_another() -> Non
     offsets = [QueueOffset(topic="topic", queue_id=i, queue_offset=3, lock_token=token) for i, token in ((0, 0), (1, 9))]
     assert broker.call(CONSUMER + "CommitOffsets", CommitOffsetsRequest(consumer_group="g", offsets=offsets)).error is not None
     commit(broker, old, 3).response()
+
+
+@pytest.mark.parametrize("refused_for", ["where it began", "a reset"])
+def test_a_commit_of_which_nothing_is_taken_ends_no_lock_of_a_member_whose_connection_broke(refused_for: str) -> None:
+    broker, old = broken()
+    offset = QueueOffset(topic="topic", queue_id=0, queue_offset=1)
+    if refused_for == "a reset":
+        reset = ResetOffsetsRequest(consumer_group="g", topic="topic", queue_ids=[0], queue_offset=2)
+        broker.call(CONSUMER + "ResetOffsets", reset).response()
+        offset.reset_epoch = 0
+    else:
+        offset.began_offset = 0
+    answer = broker.call(CONSUMER + "CommitOffsets", CommitOffsetsRequest(consumer_group="g", offsets=[offset])).response()
+    assert [one.queue_offset for one in (*answer.kept, *answer.resets)] == [2]
+    commit(broker, old, 3).response()
+    assert committed(broker) == [3]
 
 
 def test_who_reads_the_log_gives_a_member_whose_connection_had_broken_its_time() -> None:
@@ -633,7 +668,7 @@ def test_a_member_that_goes_while_its_first_lock_is_on_its_way_leaves_none() -> 
 
 
 def test_an_expiry_that_is_not_appended_comes_again_at_the_next_look(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = filled()
     broker.locks.arm()
@@ -646,7 +681,10 @@ def test_an_expiry_that_is_not_appended_comes_again_at_the_next_look(
     broker.advance(LOCK_MS + 1_000)
     broker.locks.gone("g", "a", 1, False)
     broker.server.run()
+    for _ in range(5):
+        broker.advance(1_000)
     assert (broker.queue_locks.counts().expired, broker.queue_locks.counts().freed) == (0, 0)
+    assert caplog.text.count("cannot be unlocked now") == 1
     monkeypatch.undo()
     broker.advance(2_000)
     assert (listed(broker), broker.queue_locks.counts().expired) == ({}, 1)

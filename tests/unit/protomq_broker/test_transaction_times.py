@@ -165,6 +165,19 @@ def test_what_the_disk_does_not_take_of_the_new_times_is_said_again(world: World
     assert {known.due_ms - world.checks.now_ms() <= 6_000 for known in world.store.transactions.open_transactions()} == {True}
 
 
+def test_checks_that_the_disk_does_not_take_are_said_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.half(b"half")
+    world.clock.time_ms += 6_000
+    with monkeypatch.context() as patch:
+        patch.setattr(world.checks._writer, "append", Mock(side_effect=OSError(28, "no space left on device")))
+        for _ in range(10):
+            world.lane.fire(HOUR_MS)
+    assert caplog.text.count("transactions could not be checked") == 1
+    assert 0 in asked_after_ms(world)[b"half"]
+
+
 @pytest.mark.parametrize("count", [100, 450])
 def test_many_half_messages_of_one_request_have_their_times(world: World, count: int) -> None:
     """Also where their append has no room for the record that says so."""
