@@ -368,7 +368,8 @@ def test_an_answer_of_which_more_comes_is_not_late(pieces: int, is_whole: bool, 
     monkeypatch.setattr(remoting_client, "time", SimpleNamespace(monotonic=lambda: link.now_s))
     ask = partial(RemotingClient.ask, link, METHOD_ID, b"", 2.0)  # type: ignore[arg-type]
     if is_whole:
-        assert ask() == "answer"
+        answer: object = ask()
+        assert answer == "answer"
     else:
         with pytest.raises(TimeoutError, match="did not answer within 2 s"):
             ask()
