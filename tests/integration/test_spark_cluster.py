@@ -82,7 +82,7 @@ def test_two_executors_read_and_write_with_nothing_but_the_package(
         ]  # fmt: skip
     copy = Copy(protomq_server, f"cluster-{kind}", tmp_path)
     printed = cluster.submit(
-        python, COPY_JOB, copy.arguments, *options, python_path=driver_path, timeout_s=120
+        python, COPY_JOB, copy.arguments, *options, python_path=driver_path, timeout_s=240
     )
     seen = copy.check(printed)
     assert len({executor for executor, *_ in seen["places"]}) == 2
@@ -146,7 +146,7 @@ def test_a_speculative_twin_and_the_attempt_that_it_beats_store_each_row_once(
     cluster.submit(
         Path(sys.executable), SPECULATION_JOB, arguments + ([bug] if bug else []),
         *(word for pair in settings.items() for word in ("--conf", "=".join(pair))),
-        python_path=ROOT, timeout_s=180,
+        python_path=ROOT, timeout_s=240,
     )  # fmt: skip
 
     raced = list(ends_of_tasks(events))
