@@ -28,6 +28,7 @@ from protomq import (
     PullConsumer,
     PushConsumer,
 )
+from protomq._closing import HURRY_S
 from protomq.asgi import Messaging
 from protomq.errors import ConfigurationError
 from protomq.testing import Broker
@@ -386,6 +387,29 @@ def test_a_stop_that_is_interrupted_leaves_the_group(group: Group, interrupt_soo
     assert not consumer.is_running
     group.check_next()
     ends.set()
+
+
+def test_a_stop_that_is_interrupted_gives_its_last_commit_no_more_time_than_an_interrupted_close(
+    group: Group, interrupt_soon: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = PushConsumer(group.name, connection=group.connection)
+    consumer.subscribe(group.topic, lambda _: threading.Event().wait(PATIENCE_S))
+    consumer.start()
+    wait_for(consumer._state.is_running, PATIENCE_S)
+    assert consumer._consumer is not None
+    steps, within_s = consumer._consumer._steps, []
+    whole = steps.commit_last
+
+    def commit_last(when: str, ends_s: float = float("inf")) -> Any:
+        within_s.append(ends_s - time.monotonic())
+        return whole(when, ends_s)
+
+    monkeypatch.setattr(steps, "commit_last", commit_last)
+    interrupt_soon(0.2)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.stop(3600.0)
+    assert len(within_s) == 1
+    assert within_s[0] < HURRY_S
 
 
 @pytest.mark.parametrize("where", ["_goodbye", "leave"])

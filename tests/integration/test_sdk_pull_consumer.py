@@ -850,6 +850,56 @@ def test_a_poll_that_is_interrupted_anywhere_loses_nothing(server: FakeServer, h
     assert losses == []
 
 
+@pytest.mark.parametrize("hooks", [[], [Watching()]], ids=["plain", "hooks"])
+@pytest.mark.parametrize("way", ["poll", "loop"])
+def test_a_signals_handler_that_closes_the_consumer_anywhere_in_a_poll_and_exits_commits_nothing_of_what_was_not_returned(
+    server: FakeServer, hooks: list[Hook], way: str
+) -> None:
+    server.append("t", 0, [b"%d" % number for number in range(10)])
+    losses: list[tuple[str, int]] = []
+    ends: set[int] = set()
+    loops: list[Any] = []
+    with ExitStack() as stack:
+
+        def made() -> PullConsumer:
+            server.committed.clear()
+            source = stack.enter_context(consumer(server, hooks=hooks))
+            source.assign([Q0])
+            assert len(source.poll(PATIENCE_S, max_messages=3)) == 3
+            return source
+
+        def work(source: PullConsumer) -> object:
+            if way == "poll":
+                return source.poll(PATIENCE_S, max_messages=3)
+            loops.append(iter(source))
+            return next(loops[-1])
+
+        for place, _ in interrupted_everywhere(made, work, SystemExit, PullConsumer.close):
+            end = server.committed.get(("g", "t", 0), 0)
+            ends.add(end)
+            if end > 3:
+                losses.append((place, end))
+        for loop in loops:
+            loop.close()
+    assert losses == []
+    assert 3 in ends
+
+
+@pytest.mark.parametrize("place", ["exchange", "take"])
+def test_a_poll_ends_with_nothing_where_a_signals_handler_closes_its_consumer(
+    server: FakeServer, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.append("t", 0, [b"x"])
+    with consumer(server) as source:
+        source.assign([Q0])
+        if place == "exchange":
+            whole = source._state.encode_request
+            monkeypatch.setattr(source._state, "encode_request", lambda ticket: (source.close(), whole(ticket))[1])
+        else:
+            monkeypatch.setattr(source._state, "take", lambda *_, **__: source.close() or [])  # type: ignore[func-returns-value]
+        assert source.poll(PATIENCE_S) == []
+
+
 def test_threads_share_a_consumer(server: FakeServer) -> None:
     fill(server, 500)
     got: list[Message] = []

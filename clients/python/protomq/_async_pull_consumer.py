@@ -94,6 +94,8 @@ class AsyncPullConsumer(ConsumerBase):
         self._run = AsyncDriver(self._transport, self._routes).run
         self._pulls: set[asyncio.Task[None]] = set()
         self._pull_of: dict[Ticket, asyncio.Task[None]] = {}
+        self._defect: Exception | None = None
+        """What has ended a pull, and is no outcome of it: the next `poll` raises it."""
         self._arrived: asyncio.Event | None = None
         self._closing = Closing("")
         """Its outcome: the warning about the last commit."""
@@ -202,7 +204,7 @@ class AsyncPullConsumer(ConsumerBase):
             if not steps.group_due_in_s(time.monotonic()):
                 await self._run(steps.before_poll())
             self._start_pulls()
-            steps.raise_trouble()
+            self._raise_trouble()
             if messages := self._take(max_messages, one_queue, loop):
                 return messages
             now_s = time.monotonic()
@@ -518,9 +520,19 @@ class AsyncPullConsumer(ConsumerBase):
         # An equal ticket may be under way again.
         if self._pull_of.get(ticket) is task:
             del self._pull_of[ticket]
-            if task.cancelled() or task.exception() is not None:  # Ctrl-C in a hook, say; or somebody has cancelled all tasks.
+            error = None if task.cancelled() else task.exception()
+            if task.cancelled() or error is not None:  # Ctrl-C in a hook, say; or somebody has cancelled all tasks.
+                if isinstance(error, Exception):
+                    self._defect = error
                 self._state.lost(ticket)
                 self._wake()
+
+    def _raise_trouble(self) -> None:
+        """Raises what the user is to know, once."""
+        if self._defect is not None:
+            defect, self._defect = self._defect, None
+            raise defect
+        self._steps.raise_trouble()
 
     def _give_up_pull(self, ticket: Ticket) -> None:
         task = self._pull_of.pop(ticket, None)

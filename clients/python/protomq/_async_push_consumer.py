@@ -80,7 +80,7 @@ class AsyncListenedConsumer(AsyncPullConsumer):
         if not steps.is_settled(self._routes.cached):
             await self._run(steps.before_poll())
         self._start_pulls()
-        steps.raise_trouble()
+        self._raise_trouble()
         parts = state.take_parts(count_max)
         if not parts and timeout_s > 0:
             try:
@@ -90,7 +90,7 @@ class AsyncListenedConsumer(AsyncPullConsumer):
                 pass
             arrived.clear()
             self._start_pulls()
-            steps.raise_trouble()
+            self._raise_trouble()
             # It may have been stopped meanwhile: then others have the queues.
             if steps.group_due_in_s(time.monotonic()):
                 parts = state.take_parts(count_max)

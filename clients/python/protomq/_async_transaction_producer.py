@@ -40,6 +40,7 @@ from ._transactions import (
     may_be_stored,
     new_end,
     not_begun,
+    not_rolled_back,
     note_not_taken,
     refuse_never_run,
     result_of,
@@ -264,7 +265,7 @@ class AsyncTransactionProducer(OfOneProcess):
                 if returned is not None:
                     refuse_never_run(returned)
             except Exception:
-                await self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
+                await self._roll_back(half, timeout_s)
                 raise
             decision = _COMMIT if returned is None else decision_of(returned)
         is_ended = False
@@ -273,7 +274,7 @@ class AsyncTransactionProducer(OfOneProcess):
             if told is not None:
                 await asyncio.wait((told,))
         elif decision is not TransactionDecision.UNKNOWN:
-            # As `_try_to_end` has it; each coroutine that stands in between costs every transaction a call.
+            # As TransactionProducer has it; each coroutine that stands in between costs every transaction a call.
             try:
                 await self._ended(half, decision, timeout_s)
                 is_ended = True
@@ -298,7 +299,8 @@ class AsyncTransactionProducer(OfOneProcess):
         assert isinstance(half, HalfResult)
         self._listen_to(half.queue)
         if is_unconfirmed(half):
-            raise not_begun(half, await self._try_to_end(half, TransactionDecision.ROLL_BACK, settings.get("timeout_s")))
+            refusal = await self._roll_back(half, settings.get("timeout_s"))
+            raise not_begun(half, refusal) from refusal
         return AsyncTransaction(self, half)
 
     async def end(
@@ -349,17 +351,13 @@ class AsyncTransactionProducer(OfOneProcess):
         hooks.after_end(context, None)
         return repeated
 
-    async def _try_to_end(
-        self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
-    ) -> bool:
-        """Whether it has ended so; the broker asks later if it has not."""
-        if decision is TransactionDecision.UNKNOWN:
-            return False
+    async def _roll_back(self, half: HalfResult, timeout_s: float | None) -> ProtomqError | None:
+        """See TransactionProducer."""
         try:
-            await self._ended(half, decision, timeout_s)
+            await self._ended(half, TransactionDecision.ROLL_BACK, timeout_s)
         except ProtomqError as error:
-            return note_not_taken(half.message_id, decision, error)
-        return True
+            return not_rolled_back(half.message_id, error)
+        return None
 
     def _tell_end(
         self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None

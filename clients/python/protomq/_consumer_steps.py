@@ -85,6 +85,15 @@ class _Start:
     """Behind the next commit that fails."""
 
 
+@dataclass(slots=True)
+class _Going:
+    """A queue whose listener was told that it goes, while its last commit is still to come: who polls may have been cut off."""
+
+    ends_s: float
+    is_last_try: bool = False
+    """Whether the try that comes behind that was begun."""
+
+
 class ConsumerSteps:
     """One consumer, without anything that waits."""
 
@@ -136,6 +145,9 @@ class ConsumerSteps:
         """Where queues begin, as long as no broker has that: the commit failed, or the topic does not exist yet."""
         self._is_changing = False
         self._changes_again = False
+        self._was_cut_off = False
+        """Whether a change of queues was, by Ctrl-C or since its task was cancelled: the next poll makes it."""
+        self._going: dict[MessageQueue, _Going] = {}
         self._committing_count = 0
         self._next_commit_s = clock() + options.auto_commit_interval_s
         self._commit_pause_s = PAUSE_MIN_S
@@ -298,13 +310,13 @@ class ConsumerSteps:
         if self._is_changing:
             self._changes_again = True
             return []
-        self._is_changing = True
+        self._is_changing = is_open = True
         added: list[MessageQueue] = []
         try:
             while True:
-                self._changes_again = False
+                self._changes_again, is_open = False, True
                 yield from self._follow_locks(limits)
-                revoked = self.state.missing_from(self._wanted_queues())
+                revoked = self._queues_that_go()
                 yield from self._give_away(revoked, limits)
                 before = set(self.state.queues)
                 # The share may have changed while they went. Nothing goes without a word, and what comes back comes as new.
@@ -313,6 +325,8 @@ class ConsumerSteps:
                 self._changes_again = self._changes_again or bool(going_next) or not gone.isdisjoint(wanted)
                 keeps = [queue for queue in wanted if queue not in gone] + going_next
                 added += self.state.assign(keeps, self._tags, self._filters, park=park)
+                is_open = False
+                self._going = {queue: going for queue, going in self._going.items() if queue in before and queue not in gone}
                 if self._share is not None:
                     self._share.claim(set(self.state.queues).difference(self.assigned))
                 came = [queue for queue in self.state.queues if queue not in before]
@@ -323,8 +337,13 @@ class ConsumerSteps:
                 if not self._changes_again:
                     break
         finally:
-            self._is_changing = False
+            self._is_changing, self._was_cut_off = False, is_open or self._changes_again
         return [queue for queue in dict.fromkeys(added) if self._is_to_be_looked_up(queue)]
+
+    def _queues_that_go(self) -> list[MessageQueue]:
+        """What is not wanted any more. One whose listener was told so goes in any case: if it is wanted again, it comes as a new one."""
+        unwanted = self.state.missing_from(self._wanted_queues())
+        return unwanted + [queue for queue in self._going if queue in self.state.queues and queue not in set(unwanted)]
 
     def _is_to_be_looked_up(self, queue: MessageQueue) -> bool:
         """Whether it is not known where to begin, or, where the listener has decided that, what the group's last reset is."""
@@ -364,16 +383,31 @@ class ConsumerSteps:
         }
 
     def _give_away(self, queues: Sequence[MessageQueue], limits: Limits) -> Steps[None]:
-        """What comes before queues go: the listener is told, and what was finished is committed."""
+        """What comes before queues go: the listener is told, and what was finished is committed.
+
+        Who polls within `asyncio.wait_for` cuts that off again and again: the time for it counts from the first try.
+        """
         if not queues:
             return
         for queue in queues:
             self._note_incarnation(queue.topic, queue.broker_name, self.state.incarnation(queue))
         if self._listener is not None:
-            yield from self._tell(self._listener.on_revoked, queues)
+            yield from self._tell(self._listener.on_revoked, [queue for queue in queues if queue not in self._going])
+        ends_s = self.clock() + self._limits.timeout_s
+        going = [self._going.setdefault(queue, _Going(ends_s)) for queue in queues]
         # Not within the limits of `poll`: their next owners begin where this commit stands.
         last = self._limits._replace(retries=GOING if limits is IN_POLL else LAST_COMMIT)
-        if self.options.auto_commits:
+        left_s = max(one.ends_s for one in going) - self.clock()
+        is_over = left_s <= 0 and all(one.is_last_try for one in going)
+        if left_s < self._limits.timeout_s:
+            last = last._replace(timeout_s=left_s) if left_s > POLL_CALL_TIMEOUT_S else IN_POLL
+        if left_s <= 0:
+            for one in going:
+                one.is_last_try = True
+        if is_over:
+            text = "group %s gives %d queues away, and what was finished may not be committed: each poll was cut off before that"
+            logger.warning(text, self.options.group, len(queues))
+        elif self.options.auto_commits:
             yield from self.commits.commit_dealt_with("when they went", last, is_last=True, of=frozenset(queues))
         else:
             yield from self._pin_existing(last, frozenset(queues), is_last=True)
@@ -413,6 +447,8 @@ class ConsumerSteps:
     def is_settled(self, cached: Callable[[str], Route | None]) -> bool:
         """Whether `before_poll` has nothing to do: nearly always. `cached`: a route that needs no look-up."""
         now_s = self.clock()
+        if self._was_cut_off:
+            return False
         if self._share is not None and self._share.may_change(now_s):
             return False
         if self.locks is not None and not self.locks.due_in_s(now_s):
@@ -457,8 +493,10 @@ class ConsumerSteps:
         if self._group_looks is not None and not self._group_looks.due_in_s(now_s):
             yield from self._group_looks.look_at_broadcast(subscribed_queues(self.assigned, self.subscriptions))
             self.state.is_shut = self._group_looks.is_shut
-        if self._share is not None and not self._share_due_in_s(self._share, self.clock()):
+        if self._share is not None and (self._was_cut_off or not self._share_due_in_s(self._share, self.clock())):
             yield from self._follow_group(self._share)
+        elif self._was_cut_off:
+            yield from self._resolve_or_later((yield from self._change_queues(IN_POLL)), self.options.begin, IN_POLL)
         if self._share is not None and (refusal := self._share.take_refusal()) is not None:
             yield from self._give_up_lost(self._share)  # Behind that: it may have come a moment ago.
             self.trouble = self.refusal = refusal
@@ -534,7 +572,7 @@ class ConsumerSteps:
 
         Queues to take or to give away, routes, the settings of the group, a start to commit, a queue that goes on after a pause.
         """
-        if self.state.doubted:
+        if self.state.doubted or self._was_cut_off:
             return 0.0
         due_in_s = self._route_looks.due_in_s(now_s) if self.subscriptions else float("inf")
         if self._group_looks is not None:
@@ -931,7 +969,7 @@ class ConsumerSteps:
     def say_goodbye(self) -> Steps[None]:
         """The consumer is being closed: the listener is told that all queues go. Where they began others are to know."""
         if self._listener is not None and not self._is_changing:
-            yield from self._tell(self._listener.on_revoked, self.state.queues)
+            yield from self._tell(self._listener.on_revoked, [queue for queue in self.state.queues if queue not in self._going])
         if not self.options.auto_commits:
             yield from self._pin_existing(self._limits._replace(retries=LAST_COMMIT), is_last=True)
 

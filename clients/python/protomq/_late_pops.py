@@ -38,11 +38,13 @@ class LatePop:
 
 
 class LatePops:
-    """Of one consumer. Any thread."""
+    """Of one consumer. Any thread.
+
+    No lock: a signal's handler may close the consumer on the thread that would have it. Who takes one off the list has it.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
         self._kept: list[LatePop] = []
         self._closed = False
 
@@ -56,35 +58,31 @@ class LatePops:
         """Keeps one; `wanted`: what was asked for, as bytes that are compared. `invisible_s`: for how long; 0: as the broker says, long."""
         kept_s = min(KEPT_S, invisible_s / 2) if invisible_s else KEPT_S
         late = LatePop(wanted, topic, hand_out, kept_s, self._clock() + kept_s)
-        with self._lock:
-            self._kept.append(late)
-            if self._closed:
-                late.over.set()
+        self._kept.append(late)
+        if self._closed:
+            late.over.set()
         return late
 
     def take(self, wanted: bytes) -> list[HandOut]:
         """Those that somebody wants now. One whose time is up is given back, though its keeper may not have woken up for that yet."""
         now_s = self._clock()
-        with self._lock:
-            taken = [late for late in self._kept if late.wanted == wanted and now_s < late.until_s]
-            self._kept = [late for late in self._kept if late not in taken]
+        taken = [late for late in self._kept.copy() if late.wanted == wanted and now_s < late.until_s and self.end(late)]
         for late in taken:
             late.over.set()
         return [late.hand_out for late in taken]
 
     def end(self, late: LatePop) -> bool:
         """Keeps it no longer. Whether nobody has taken it."""
-        with self._lock:
-            if late not in self._kept:
-                return False
+        try:
             self._kept.remove(late)
-            return True
+        except ValueError:
+            return False
+        return True
 
     def close(self) -> list[LatePop]:
         """The time of all is up, also of those that come; those that are kept."""
-        with self._lock:
-            self._closed = True
-            kept = list(self._kept)
+        self._closed = True
+        kept = self._kept.copy()
         for late in kept:
             late.over.set()
         return kept

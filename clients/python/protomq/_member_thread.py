@@ -45,7 +45,8 @@ class MemberThread:
 
     def after_fork(self) -> None:
         """In a child, or at the beginning: there is no thread, and no connection."""
-        self.lock = threading.Lock()
+        # A signal's handler may close the consumer on the thread that has it.
+        self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._calls: PullMultiplexer | None = None
         self._closed = False

@@ -63,10 +63,11 @@ def closed(consumer: OpenConsumer) -> None:
 
 def shared_queue(consumer: Member) -> MessageQueue | None:
     """A queue that another consumer of the same group consumes in this process, too; None: there is none."""
-    if not consumer.group or id(consumer) not in _open:
+    own = _open.get(id(consumer))
+    if not consumer.group or own is None:
         return None
     queues = set(consumer.assignment())
-    servers = set(_open[id(consumer)][1].in_order())
+    servers = set(own[1].in_order())
     for reference, name_servers in list(_open.values()):
         other = reference()
         if other is None or other is consumer or other.group != consumer.group:

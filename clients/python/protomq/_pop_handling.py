@@ -413,10 +413,13 @@ class Handling:
             stale = yield from self._steps.change_invisible(messages, self.options.invisible_s, retries=CALL)
         except StaleReceiptError:
             stale = messages
-        except Exception as error:
+        except BaseException as error:
+            # Also where its task was cancelled: nobody is to wait for a renewal that has ended.
+            self.holds.not_renewed(holds, self._clock())
+            if not isinstance(error, Exception):
+                raise
             if not self.is_closed:
                 logger.warning("%d messages could not be held for longer: %r; it is tried again", len(holds), error)
-            self.holds.not_renewed(holds, self._clock())
             return
         self.holds.renewed(holds, stale, asked_s)
 

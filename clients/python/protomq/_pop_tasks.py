@@ -21,6 +21,8 @@ from ._push_results import Listener
 from ._steps import Steps, T
 from .errors import ClosedError, ProtomqError
 
+RENEW_ANEW_S = 0.1
+"""Until renewals that somebody has cancelled begin again. Not at once: a loop that ends cancels all tasks, and waits for no new one."""
 LONG_S = 3600.0
 """A wait that something else ends."""
 
@@ -47,6 +49,7 @@ class HandlerTasks:
         self._stops = False
         self._renewing: dict[str, asyncio.Task[None]] = {}
         """By broker."""
+        self._ends_renewals = False
         self._renewed = asyncio.Condition()
         self._receiving: asyncio.Task[list[Message]] | None = None
         self._returned: defaultdict[str, list[Hold]] = defaultdict(list)
@@ -120,6 +123,7 @@ class HandlerTasks:
         await asyncio.gather(*self._end_renewals(), return_exceptions=True)
 
     def _end_renewals(self) -> list[asyncio.Task[None]]:
+        self._ends_renewals = True
         self._threads.close()
         tasks = list(self._renewing.values())
         for task in tasks:
@@ -163,10 +167,28 @@ class HandlerTasks:
         for message in messages:
             hold = self.handling.holds.begin(message, handed_out_s)
             broker_name = message.queue.broker_name
-            if broker_name not in self._renewing:
-                self._renewing[broker_name] = asyncio.get_running_loop().create_task(self._renew_until_end(broker_name))
+            self._begin_to_renew(broker_name)
             if self._ahead.begins(hold, stops=self._stops):
                 self._start(hold)
+
+    def _begin_to_renew(self, broker_name: str) -> None:
+        if broker_name not in self._renewing:
+            task = asyncio.get_running_loop().create_task(self._renew_until_end(broker_name))
+            self._renewing[broker_name] = task
+            task.add_done_callback(partial(self._renewals_ended, broker_name))
+
+    def _renewals_ended(self, broker_name: str, task: asyncio.Task[None]) -> None:
+        """Somebody else may have cancelled them, or a defect has ended them: what is handled is renewed all the same."""
+        if self._ends_renewals:
+            return
+        del self._renewing[broker_name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the renewals of %s at broker %s have ended, they begin again", self.handling.name, broker_name, exc_info=error)
+        task.get_loop().call_later(RENEW_ANEW_S, self._renew_anew, broker_name)
+
+    def _renew_anew(self, broker_name: str) -> None:
+        if not self._ends_renewals:
+            self._begin_to_renew(broker_name)
 
     def _start(self, hold: Hold) -> None:
         task = asyncio.get_running_loop().create_task(self._handle(hold))
@@ -232,9 +254,11 @@ class HandlerTasks:
         while True:
             await asyncio.sleep(holds.next_due_in_s(broker_name, clock_s()))
             if due := holds.due(broker_name, clock_s()):
-                await self._run(self.handling.renew(due))
-                async with self._renewed:
-                    self._renewed.notify_all()
+                try:
+                    await self._run(self.handling.renew(due))
+                finally:
+                    async with self._renewed:
+                        self._renewed.notify_all()
 
     async def _wait_for_renewals(self, holds: Sequence[Hold]) -> None:
         """As in HandlerThreads."""

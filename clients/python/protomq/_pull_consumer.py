@@ -32,6 +32,7 @@ from ._filters import checked_filter
 from ._hook_points import HookPoints
 from ._hooked_calls import multiplexer_with, transport_with
 from ._hooked_consuming import NOT_DEALT_WITH
+from ._interrupts import is_interrupt
 from ._loops import Loop
 from ._member_thread import MemberThread
 from ._message import Message
@@ -103,6 +104,8 @@ class PullConsumer(ConsumerBase):
         self._has_polled = False
         """In this process: what a forked child has of its parent is not the child's to commit."""
         self._lock = threading.RLock()
+        self._polling_thread = 0
+        """The one whose `poll` has not returned: a signal's handler that closes the consumer there says nothing of what it has taken."""
         self._start_hooks(connection)
         # A broadcasting consumer commits nothing, and must get what others get, too.
         if not options.broadcasting:
@@ -187,20 +190,25 @@ class PullConsumer(ConsumerBase):
     def _poll_for(
         self, timeout_s: float, max_messages: int, *, one_queue: bool = False, loop: Loop | None = None
     ) -> list[Message]:
-        if not self._hooks.receive:
-            return self._poll_within(timeout_s, max_messages, one_queue, loop)
-        context = self._hooks.before_receive()
+        own_thread = threading.get_ident()
         try:
-            messages = self._poll_within(timeout_s, max_messages, one_queue, loop)
-        except BaseException as error:
-            self._hooks.after_receive(context, (), error)
-            raise
-        try:
-            self._hooks.after_receive(context, messages)
-        except BaseException:
-            self._rewind()
-            raise
-        return messages
+            if not self._hooks.receive:
+                return self._poll_within(timeout_s, max_messages, one_queue, loop)
+            context = self._hooks.before_receive()
+            try:
+                messages = self._poll_within(timeout_s, max_messages, one_queue, loop)
+            except BaseException as error:
+                self._hooks.after_receive(context, (), error)
+                raise
+            try:
+                self._hooks.after_receive(context, messages)
+            except BaseException:
+                self._rewind()
+                raise
+            return messages
+        finally:  # No call: what Ctrl-C interrupts here is lost.
+            if self._polling_thread == own_thread:
+                self._polling_thread = 0
 
     def _poll_within(self, timeout_s: float, max_messages: int, one_queue: bool, loop: Loop | None) -> list[Message]:
         deadline_s = time.monotonic() + timeout_s
@@ -213,7 +221,7 @@ class PullConsumer(ConsumerBase):
                 self._check_something_to_poll()
                 steps = self._steps
                 steps.state.user_came_back(loop)
-                is_begun = True
+                is_begun, self._polling_thread = True, threading.get_ident()
                 if self._handed is not None:
                     self._handed.came_back()
                 if not steps.is_settled(self._routes.cached):
@@ -226,9 +234,11 @@ class PullConsumer(ConsumerBase):
                 return messages
         except ProtomqError:
             raise
-        except BaseException:
+        except BaseException as error:
             if is_begun:
                 self._rewind()
+            if self._closed and not is_interrupt(error):
+                return []  # A signal's handler has closed it half-way.
             raise
 
     def _rewind(self) -> None:
@@ -510,7 +520,7 @@ class PullConsumer(ConsumerBase):
             self.wakeup()
             with self._own_lock():
                 self._state.end_loops()
-                if commit:
+                if commit and self._polling_thread != threading.get_ident():
                     self._state.user_came_back()
                 if is_first:
                     self._run(self._goodbye())
@@ -520,6 +530,15 @@ class PullConsumer(ConsumerBase):
             self._leave_in_a_hurry(commit, is_first=is_first)
             self._was_cut_off = False
             raise
+
+    def close_in_a_hurry(self) -> None:
+        """As an interrupted `close` does; for whoever was interrupted before."""
+        is_first = not self._closed or self._was_cut_off
+        self._was_cut_off, self._closed = True, True
+        closed(self)
+        self.wakeup()
+        self._leave_in_a_hurry(True, is_first=is_first)
+        self._was_cut_off = False
 
     def _leave_in_a_hurry(self, commit: bool, *, is_first: bool) -> None:
         """After Ctrl-C, or an alarm: nobody may call `close` again, and others wait for the queues."""

@@ -35,6 +35,7 @@ from ._push_work import Worker
 from ._queue_listener import QueueListener
 from ._show_settings import show_settings
 from ._steps import to_end
+from ._stop_flag import StopFlag
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError, ConfigurationError, ConnectFailedError, ProtomqError
 
@@ -176,7 +177,7 @@ class PushConsumer(PushBase):
         self._pool: set[threading.Thread] = set()
         self._thread_number = 0
         self._is_revoking = False
-        self._stop_wanted = threading.Event()
+        self._stop_wanted = StopFlag()
         self._was_cut_off = False
         """Whether a `stop` was interrupted, so that the next one is to do all that is left."""
         self._stopping = threading.RLock()
@@ -290,11 +291,11 @@ class PushConsumer(PushBase):
         self._was_cut_off = False
         try:
             self._drain(timeout_s)
-            return self._leave(consumer, JOIN_S)
+            return self._leave(consumer, JOIN_S, consumer.close)
         except BaseException:
             self._was_cut_off = True
             # Ctrl-C, or an alarm: nobody may call `stop` again, and others wait for the queues.
-            self._leave(consumer, HURRIED_JOIN_S)
+            self._leave(consumer, HURRIED_JOIN_S, consumer.close_in_a_hurry)
             self._was_cut_off = False
             raise
 
@@ -309,7 +310,7 @@ class PushConsumer(PushBase):
                 if left_s <= 0 or not self._drained.wait(left_s):
                     break
 
-    def _leave(self, consumer: ListenedConsumer, join_s: float) -> int:
+    def _leave(self, consumer: ListenedConsumer, join_s: float, close: Callable[[], None]) -> int:
         """Commits, and leaves the group. May be called again where it was cut off."""
         with self._lock:
             left_count = sum(run.count for run in self._state.runs) + self._state.backs.count
@@ -321,7 +322,7 @@ class PushConsumer(PushBase):
                 thread.join(join_s)
         if self._push is not None:
             consumer._run(self._push.save(is_last=True))
-        consumer.close()
+        close()
         if self._push is not None:
             self._push.close()
         if self._tracer is not None:

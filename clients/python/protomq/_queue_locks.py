@@ -182,8 +182,10 @@ class QueueLocks:
             return
         except MemberUnknownError:
             return  # Whom the broker does not know yet, after a restart, or any more, joins again.
-        except ProtomqError as error:
+        except BaseException as error:
             self._doubtful.update(queue for queue in queues if queue not in self._tokens)
+            if not isinstance(error, ProtomqError):
+                raise  # Its `poll` was cancelled: the broker may have locked them all the same.
             if not error.retriable:
                 self._tell(f"broker {broker_name} locks no queues for group {self._group}: {error}")
             return

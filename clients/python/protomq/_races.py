@@ -61,7 +61,8 @@ class Races:
 
     def _start(self) -> None:
         self._fork_count = _forks.fork_count
-        self._lock = threading.Lock()
+        # A signal's handler may close the consumer on the thread that has it.
+        self._lock = threading.RLock()
         self._idle: list[PullMultiplexer] = []
         self._busy: set[PullMultiplexer] = set()
         self._late: set[PullMultiplexer] = set()

@@ -326,7 +326,8 @@ class RouteBook:
         self._outages = Outages()
         self._looked_s: dict[str, float] = {}
         """When a route was last looked up for a silent broker, by its name."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Reentrant: a signal's handler may close a client on the thread that has it."""
         self._pid = os.getpid()
         self.looks_seldom: Callable[[str], bool] = lambda topic: False
         """Whether brokers say when the route of a topic is another one. Any thread calls it."""
@@ -394,10 +395,10 @@ class RouteBook:
     def _changed(self) -> None:
         """What is known of a topic is something else now."""
 
-    def _own_lock(self) -> threading.Lock:
+    def _own_lock(self) -> threading.RLock:
         """The lock; in a forked child a new one, for the old one may be held by a thread that is not there."""
         if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), threading.Lock()
+            self._pid, self._lock = os.getpid(), threading.RLock()
             self._cache.release_refreshes()
         return self._lock
 

@@ -83,7 +83,8 @@ class Tracer:
         self._group = group
         self._client = client
         self._make_producer = make_producer
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Reentrant: a signal's handler may close the client on the thread that has it."""
         self.dropped_count = 0
         """Events that nobody will see."""
         self._start()
@@ -99,7 +100,7 @@ class Tracer:
     def note(self, event: Noted) -> None:
         """Something happened. Never waits, never raises."""
         if self._pid != os.getpid():
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
             self._start()
         if len(self._pending) >= PENDING_MAX:
             self.dropped_count += 1

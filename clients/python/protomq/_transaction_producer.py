@@ -37,6 +37,7 @@ from ._transactions import (
     listener_decision,
     may_be_stored,
     not_begun,
+    not_rolled_back,
     note_not_taken,
     refuse_never_run,
     result_of,
@@ -264,7 +265,7 @@ class TransactionProducer(OfOneProcess):
                     refuse_never_run(returned)
             except Exception:
                 # Another BaseException is an interrupt: it may have come right behind the commit of the local work.
-                self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
+                self._roll_back(half, timeout_s)
                 raise
             decision = decision_of(returned)
         if wait_for_end:
@@ -286,7 +287,8 @@ class TransactionProducer(OfOneProcess):
         """
         half = self._begin(topic, body, settings)
         if is_unconfirmed(half):
-            raise not_begun(half, self._try_to_end(half, TransactionDecision.ROLL_BACK, settings.get("timeout_s")))
+            refusal = self._roll_back(half, settings.get("timeout_s"))
+            raise not_begun(half, refusal) from refusal
         return Transaction(self, half)
 
     def _begin(
@@ -361,6 +363,14 @@ class TransactionProducer(OfOneProcess):
         except ProtomqError as error:
             return note_not_taken(half.message_id, decision, error)
         return True
+
+    def _roll_back(self, half: HalfResult, timeout_s: float | None) -> ProtomqError | None:
+        """Why the broker did not; the error of which the program hears is another one."""
+        try:
+            self.end(half, TransactionDecision.ROLL_BACK, timeout_s=timeout_s)
+        except ProtomqError as error:
+            return not_rolled_back(half.message_id, error)
+        return None
 
     def _tell_end(
         self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None

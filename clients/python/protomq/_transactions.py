@@ -221,17 +221,28 @@ def say_unconfirmed(half: SendResult, seldom: SaidSeldom) -> None:
         )  # fmt: skip
 
 
-def not_begun(half: SendResult, is_ended: bool) -> NotConfirmedError:
-    """For a caller whose local work is to begin. `is_ended`: whether the half message is known to be rolled back."""
-    what = "is rolled back" if is_ended else "is to be rolled back: the broker may not know yet, and ask the check listener"
+def not_begun(half: SendResult, refusal: ProtomqError | None) -> NotConfirmedError:
+    """For a caller whose local work is to begin. `refusal`: why the half message is not known to be rolled back, if it is not."""
+    if refusal is None:
+        what = "it is rolled back"
+    elif isinstance(refusal, TransactionEndedError):
+        what = f"it was to be rolled back, and somebody else has ended it: {refusal}"
+    else:
+        what = f"it is to be rolled back: the broker may not know yet, and ask the check listener: {refusal}"
     error = NotConfirmedError(
-        f"the half message was answered {half.status.name}, so no transaction is begun: it {what}",
+        f"the half message was answered {half.status.name}, so no transaction is begun: {what}",
         metadata={
             "topic": half.queue.topic, "broker_name": half.queue.broker_name, "message_id": half.message_id, "status": half.status.name,
         },
     )  # fmt: skip
-    error.definite = is_ended
+    error.definite = refusal is None
     return error
+
+
+def not_rolled_back(message_id: str, error: ProtomqError) -> ProtomqError | None:
+    """Of a roll-back that the broker did not take, while another error is what the program hears: what is logged, unless nobody has it."""
+    say_not_taken(message_id, TransactionDecision.ROLL_BACK, error)
+    return None if isinstance(error, TransactionNotFoundError) else error
 
 
 def say_not_taken(message_id: str, decision: TransactionDecision, error: BaseException) -> None:

@@ -73,3 +73,29 @@ def test_a_consumer_is_closed_by_its_own_loop_only_while_that_is_open() -> None:
             await consumer.poll()
 
     asyncio.run(close_elsewhere())
+
+
+def test_a_defect_that_ends_a_pull_is_raised_by_the_next_poll_once_and_the_queue_is_pulled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulls = 0
+
+    async def call(*_: object, **__: object) -> bytes:
+        nonlocal pulls
+        pulls += 1
+        raise ZeroDivisionError("a defect")
+
+    async def poll() -> None:
+        consumer = AsyncPullConsumer()
+        consumer._steps.assigned = (QUEUE,)
+        consumer._state.assign([QUEUE], {})
+        consumer._state.start_all([QUEUE], {}, {QUEUE: 0})
+        monkeypatch.setattr(consumer._steps, "is_settled", lambda _: True)
+        monkeypatch.setattr(consumer, "_known_address", lambda _: BrokerAddress("a", "a:1", "a:2"))
+        monkeypatch.setattr(consumer._transport, "call", call)
+        for i in range(2):
+            with pytest.raises(ZeroDivisionError, match="a defect"):
+                await consumer.poll()
+            assert pulls == i + 1
+        monkeypatch.undo()
+        await consumer.close()
+
+    asyncio.run(poll())

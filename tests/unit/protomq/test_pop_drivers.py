@@ -18,7 +18,7 @@ import pytest
 
 from protomq import HandledCounts, Message, Retry, _methods
 from protomq._async_steps import AsyncDriver
-from protomq._pop_handling import Handling, HandlingOptions, Hold
+from protomq._pop_handling import Handling, HandlingOptions, Hold, Holds
 from protomq._pop_steps import PopSteps
 from protomq._pop_tasks import HandlerTasks
 from protomq._pop_threads import HandlerThreads
@@ -107,14 +107,18 @@ class World:
         self.stop: Callable[[], object]
         self.close: Callable[[], object]
 
-    def handle(self, handler: Callable[[Message], object], **options: Any) -> HandledCounts:
-        steps = PopSteps("group", 5.0)
+    def prepare(self, **options: Any) -> None:
+        self.steps = steps = PopSteps("group", 5.0)
         chosen = HandlingOptions(**options)
         wish = steps.wish(
             "T", 4, invisible_s=chosen.invisible_s, hold_s=0.0, queue=None, tags=(), sql=None, cel=None, module=None, fifo=False,
             start="earliest",
         )  # fmt: skip
         self.handling = Handling(steps, wish, chosen, "handler")
+
+    def handle(self, handler: Callable[[Message], object], **options: Any) -> HandledCounts:
+        self.prepare(**options)
+        steps = self.steps
         listener = Listener.of(handler)
         if self.is_in_tasks:
             return asyncio.run(self._handle_in_tasks(steps, listener))
@@ -332,6 +336,47 @@ def test_a_close_cancels_coroutines_and_one_that_ends_all_the_same_is_not_acknow
     assert time.monotonic() - began_s < WAIT_S / 4
     assert found == ["cancelled"]
     assert world.brokers.told == []
+
+
+@pytest.mark.parametrize("how", ["cancelled", "a defect"])
+def test_renewals_that_somebody_else_has_ended_hold_nothing_up_and_go_on(
+    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World("tasks")
+    world.brokers.messages["a"] += [b"x"]
+    monkeypatch.setattr("protomq._pop_tasks.RENEW_ANEW_S", 0.01)
+
+    async def handler(message: Message) -> object:
+        hold = world.hold(message)
+        if how == "cancelled":
+            world.brokers.frozen = {"a"}
+            await asyncio.to_thread(wait_until, lambda: hold.is_being_renewed)
+            (task,) = [one for one in asyncio.all_tasks() if "_renew_until_end" in repr(one)]
+            task.cancel()
+            await asyncio.wait([task])
+            world.brokers.frozen = set()
+            world.brokers.thaws.set()
+        else:
+            monkeypatch.setattr(world.handling.holds, "renewed", broken)
+        await asyncio.to_thread(wait_until, lambda: hold.renewed_count > 0)
+        world.stop()
+        return Retry()
+
+    whole = Holds.renewed
+
+    def broken(*_: object) -> None:
+        monkeypatch.setattr(world.handling.holds, "renewed", lambda *args: whole(world.handling.holds, *args))
+        raise ZeroDivisionError
+
+    async def handle_in_time() -> HandledCounts:
+        return await asyncio.wait_for(world._handle_in_tasks(world.steps, Listener.of(handler)), WAIT_S)
+
+    world.prepare(invisible_s=1.0)
+    assert asyncio.run(handle_in_time()) == HandledCounts(done=0, failed=1, refused=0)
+    assert world.brokers.told == [("a", _methods.CHANGE_INVISIBLE)] * 3
+    assert [text for text in caplog.messages if "begin again" in text] == (
+        ["the renewals of handler at broker a have ended, they begin again"] if how == "a defect" else []
+    )
 
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks", "threads of tasks"])

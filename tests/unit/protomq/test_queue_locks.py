@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import pytest
 
 from protomq import MessageQueue
@@ -163,13 +166,20 @@ def test_a_broker_that_does_not_answer_takes_nothing_away(
     assert locks.token(Q0) == 1
 
 
+@pytest.mark.parametrize("error", [SystemBusyError("gone"), asyncio.CancelledError()])
 def test_a_lock_that_was_granted_without_an_answer_is_given_up_if_the_queue_goes_to_another(
-    world: FakeWorld, broker: Lockers, locks: QueueLocks
+    world: FakeWorld, broker: Lockers, locks: QueueLocks, error: BaseException
 ) -> None:
-    # The broker locked both and died before it answered; it keeps locks for as long as this member lives.
+    # The broker locked both and died before it answered, or the `poll` that asked was cancelled. It keeps locks while this member lives.
     broker.owners = {0: ("me", 1), 1: ("me", 2)}
-    world.script.append(SystemBusyError("gone"))
-    assert follow(world, locks, Q0, Q1) == []
+
+    def answer_nothing(_: str, request: bytes) -> bytes:
+        raise error
+
+    world.answers[LOCK_QUEUES] = answer_nothing
+    with contextlib.suppress(asyncio.CancelledError):
+        assert follow(world, locks, Q0, Q1) == []
+    world.answers[LOCK_QUEUES] = broker._lock
     assert locks.locked([Q0, Q1]) == []
     world.advance(RETRY_S)
     assert follow(world, locks, Q0) == []

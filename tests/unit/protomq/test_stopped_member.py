@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
@@ -314,6 +315,80 @@ def test_a_queue_that_goes_holds_up_no_other_where_its_broker_is_away(caplog: py
     node.poll()
     assert node.world.pauses == []
     assert [text for text in caplog.messages if "not committed" in text] == ["offsets of g in T/a not committed when they went: gone"]
+
+
+def cut_off_after_1_s(node: Sharing) -> None:
+    """Each poll is within `asyncio.wait_for`, and the broker does not answer a commit in time."""
+
+    def cut_off(server: str, request: bytes) -> bytes:
+        node.world.advance(1.0)
+        raise asyncio.CancelledError
+
+    node.world.answers[COMMIT_OFFSETS] = cut_off
+
+
+def poll_until_cut_off(node: Sharing) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        node.poll()
+
+
+def test_polls_that_are_cut_off_again_and_again_give_a_queue_away_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    node = with_some_to_commit()
+    cut_off_after_1_s(node)
+    node.others_are("z")
+    begun_s = node.world.now_s()
+    for _ in range(20):
+        poll_until_cut_off(node)
+    assert [queue.queue_id for queue in node.steps.state.queues] == [0, 1]
+    assert node.told.lines == [("went", (2, 3))]
+    assert node.world.now_s() - begun_s < node.steps.options.request_timeout_s + 2
+    assert caplog.text.count("each poll was cut off before that") == 1
+
+
+def test_what_a_poll_that_was_cut_off_did_not_give_away_goes_in_the_next_one() -> None:
+    node = with_some_to_commit()
+    cut_off_after_1_s(node)
+    node.others_are("z")
+    poll_until_cut_off(node)
+    assert len(node.steps.state.queues) == 4
+    del node.world.answers[COMMIT_OFFSETS]
+    assert not node.steps.is_settled(node.world.routes.get)
+    node.poll()
+    assert [queue.queue_id for queue in node.steps.state.queues] == [0, 1]
+    assert node.told.lines == [("went", (2, 3))]
+    assert commits_of(node) == [[2, 3], [2, 3]]
+    assert node.steps.is_settled(node.world.routes.get)
+
+
+def test_a_topic_goes_in_the_next_poll_where_its_unsubscribe_was_cut_off() -> None:
+    world = FakeWorld(route_of("T", "a"), route_of("U", "a"))
+    told = Told()
+    steps = ConsumerSteps(ConsumerOptions(group="g"), world.now_s, told)
+    for topic in ("T", "U"):
+        world.driver.run(steps.subscribe(topic, (), NO_FILTER))
+    told.lines.clear()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    told.meanwhile = [interrupt]
+    with pytest.raises(KeyboardInterrupt):
+        world.driver.run(steps.unsubscribe("T"))
+    world.driver.run(steps.before_poll())
+    assert [queue.topic for queue in steps.state.queues] == ["U"]
+    assert told.lines == [("went", (0,)), ("went", (0,))]
+
+
+def test_a_queue_that_is_wanted_again_once_its_listener_was_told_that_it_goes_comes_as_a_new_one() -> None:
+    node = with_some_to_commit()
+    cut_off_after_1_s(node)
+    node.others_are("z")
+    poll_until_cut_off(node)
+    del node.world.answers[COMMIT_OFFSETS]
+    node.others_are()
+    node.poll()
+    assert node.told.lines == [("went", (2, 3)), ("came", (2, 3))]
+    assert len(node.steps.state.queues) == 4
 
 
 def test_a_queue_that_comes_back_while_it_goes_comes_as_a_new_one() -> None:

@@ -22,7 +22,9 @@ from protomq import (
 )
 from protomq.errors import (
     ConnectionLostError,
+    InvalidArgumentError,
     NotConfirmedError,
+    ProtomqError,
     TransactionEndedError,
     TransactionNotFoundError,
 )
@@ -135,6 +137,37 @@ def test_what_is_not_known_to_be_rolled_back_is_not_told_to_be(broker: AskingBro
     assert not caught.value.definite
     assert not send(broker, lambda _: None, timeout_s=0.2).is_ended
     assert "may not know yet that the transaction" in caplog.text
+
+
+REFUSALS = pytest.mark.parametrize("refusal", [TransactionEndedError("it was committed"), InvalidArgumentError("not so")])
+
+
+@BOTH_BEGIN
+@REFUSALS
+def test_no_block_begins_where_the_roll_back_is_refused_either(
+    broker: AskingBroker, do: Callable[..., None], refusal: ProtomqError, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.half_status = int(SendStatus.FLUSH_SLAVE_TIMEOUT)  # type: ignore[assignment]
+    broker.fail("a", _methods.END_TRANSACTION, refusal)
+    with pytest.raises(NotConfirmedError, match=f"so no transaction is begun.*{refusal}") as caught:
+        do(broker, lambda _: None)
+    assert caught.value.__cause__ is not None
+    assert not caught.value.definite
+    assert str(refusal) in caplog.text
+
+
+@BOTH_SENDS
+@REFUSALS
+def test_the_error_of_the_work_is_raised_where_its_roll_back_is_refused(
+    broker: AskingBroker, do: Send, refusal: ProtomqError, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("no seat is left")
+
+    broker.fail("a", _methods.END_TRANSACTION, refusal)
+    with pytest.raises(ValueError, match="no seat"):
+        do(broker, fail)
+    assert str(refusal) in caplog.text
 
 
 class Ends(Hook):
