@@ -636,6 +636,9 @@ class ConsumerSteps:
         queue = ticket.queue
         if not self.state.is_under_way(ticket):
             return  # It was given up, or its queue went.
+        if by_broker and self.locks is not None and self._share is not None and isinstance(error, TransportError):
+            if not isinstance(error, ClosedError) and not self.state.suggested_broker_id(queue):
+                self._share.doubt_locks(queue.broker_name)
         # Of a consumer that is closed no slave has failed.
         if by_broker and not isinstance(error, ClosedError) and self.state.leave_slave(ticket, error, self.clock()):
             if error.stale_route:

@@ -120,6 +120,12 @@ class GroupShare:
         """See MembershipState.unsure; always the same one."""
         return self.member.state.unsure
 
+    def doubt_locks(self, broker_name: str) -> None:
+        """See MembershipState.doubt_locks."""
+        with self.member.lock:
+            self.member.state.doubt_locks(broker_name)
+        self.member.poke()
+
     def renewable(self) -> dict[str, int]:
         """See MembershipState.renewable."""
         with self.member.lock:

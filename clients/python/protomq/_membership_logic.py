@@ -345,6 +345,13 @@ class MembershipState:
         if broker is not None:
             broker.address, broker.asked, broker.is_told, broker.retry_s = address, self._number, False, 0.0
 
+    def doubt_locks(self, broker_name: str) -> None:
+        """Another connection to the broker broke: that of the held call may have, too, and nobody has said so. It is called now."""
+        broker = self._brokers.get(broker_name)
+        if self.locks_queues and broker is not None and broker.version and broker_name not in self.unsure:
+            self.unsure[broker_name] = self._number
+            self.ask(broker_name, broker.address)
+
     def is_answered(self, broker_name: str) -> bool:
         """Whether the broker has answered since `ask`, or there is nothing to wait for."""
         broker = self._brokers.get(broker_name)
@@ -419,7 +426,7 @@ class MembershipState:
         if broker.question is not None and describes:
             self._describe_in(request, broker)
         ticket = MemberTicket(broker_name, self._number)
-        timeout_s = DOUBT_S if broker.confirms else hold_s + CALL_MARGIN_S
+        timeout_s = DOUBT_S if broker.confirms else (CLAIM_HOLD_MS / 1000 if asks_at_once else hold_s) + CALL_MARGIN_S
         return ticket, broker.address, request.SerializeToString(), timeout_s
 
     def _describe_in(self, request: pb.HoldMembershipRequest, broker: _Broker) -> None:
@@ -638,7 +645,7 @@ class MembershipState:
         found = {}
         for name, number in self.unsure.items():
             broker = self._brokers.get(name)
-            if broker is not None and (not broker.knows_groups or (broker.version and not broker.failures)):
+            if broker is not None and (not broker.knows_groups or (broker.version and not broker.failures and broker.asked is None)):
                 found[name] = number
         return found
 

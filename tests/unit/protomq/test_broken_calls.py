@@ -24,6 +24,8 @@ from protomq._queue_listener import QueueListener
 from protomq._queue_locks import RETRY_S
 from protomq._seldom import SaidSeldom
 from protomq.errors import (
+    ClosedError,
+    ConnectionLostError,
     MemberUnknownError,
     NotMasterError,
     ProtomqError,
@@ -228,6 +230,28 @@ def test_calls_of_a_member_without_locks_break_without_consequences(node: Node) 
     node.member.state.locks_queues = False
     node.breaks()
     assert node.member.state.unsure == {}
+
+
+def test_a_pull_that_breaks_may_tell_of_a_call_that_has_and_the_broker_is_asked(node: Node) -> None:
+    queue = node.steps.state.due(node.world.now_s())[0]
+    ticket = node.steps.state.begin(queue, node.world.now_s())
+    node.world.driver.run(node.steps.take_error(ticket, ConnectionLostError("reset")))
+    assert not node.steps.may_begin(A0)
+    assert node.begun() == []
+    assert node.member.state.due(node.world.now_s()) == ["a"]
+    node.is_answered()
+    node.poll()
+    assert (node.begun(), node.asked()) == ([], []), "that call was sent before"
+    node.is_answered()
+    node.poll()
+    assert (node.begun(), node.asked()) == ([1, 1], [[0, 1]])
+
+
+@pytest.mark.parametrize("error", [SystemBusyError("busy"), ClosedError("closed")])
+def test_a_pull_that_fails_otherwise_tells_nothing(node: Node, error: ProtomqError) -> None:
+    queue = node.steps.state.due(node.world.now_s())[0]
+    node.world.driver.run(node.steps.take_error(node.steps.state.begin(queue, node.world.now_s()), error))
+    assert node.steps.may_begin(A0)
 
 
 # -- who begins messages --------------------------------------------------------------------------------------------------
