@@ -14,8 +14,8 @@ Rules:
 - A lock is asked for each RENEW_S, as RocketMQ does; brokers hold it as long as the member is one. A broker that does not answer takes
   nothing away.
 - The share may grow at any moment, for brokers answer on another thread. A queue that came after `follow` is asked for at once (`locked`).
-- Where the member's call has broken, others may have its locks soon. Nothing of those queues is begun (`may_begin`) until they are renewed, in
-  one call for each broker. That comes behind an answer to a later call of the member. A slave (NOT_MASTER) locks nothing.
+- Where the member's call has broken, others may have its locks soon. Nothing of those queues is begun (`may_begin`) until they are
+  renewed, in one call for each broker. That comes behind an answer to a later call of the member. A slave (NOT_MASTER) locks nothing.
 - A broker that knows no locks (UNKNOWN_METHOD) is one of an older version: its queues are consumed without.
 
 One thread at a time, or coroutines of one loop.
