@@ -51,12 +51,12 @@ class Member(QueueListener):
         self.lost: set[int] = set()
         self._is_over = threading.Event()
         self._settings: dict[str, Any] = {"namesrv": namesrv}
-        consumes = {
+        consumes: dict[str, Callable[[], None]] = {
             "push": self._push, "push of batches": partial(self._push, batch_size=2), "poll": self._poll, "loop": self._loop,
             "async push": partial(self._run_async, self._push_async), "async poll": partial(self._run_async, self._poll_async),
             "async loop": partial(self._run_async, self._loop_async),
-        }[kind]  # fmt: skip
-        thread = threading.Thread(target=consumes)
+        }  # fmt: skip
+        thread = threading.Thread(target=consumes[kind])
         thread.start()
         stack.callback(thread.join)
         stack.callback(self._is_over.set)

@@ -426,7 +426,9 @@ class MembershipState:
         if broker.question is not None and describes:
             self._describe_in(request, broker)
         ticket = MemberTicket(broker_name, self._number)
-        timeout_s = DOUBT_S if broker.confirms else (CLAIM_HOLD_MS / 1000 if asks_at_once else hold_s) + CALL_MARGIN_S
+        # Its queues wait for that answer, and the connection may be dead.
+        is_hurried = broker.confirms or (broker.asked is not None and broker_name in self.unsure)
+        timeout_s = DOUBT_S if is_hurried else hold_s + CALL_MARGIN_S
         return ticket, broker.address, request.SerializeToString(), timeout_s
 
     def _describe_in(self, request: pb.HoldMembershipRequest, broker: _Broker) -> None:

@@ -15,7 +15,7 @@ from protomq._consumer_options import ConsumerOptions
 from protomq._consumer_steps import ConsumerSteps
 from protomq._filters import NO_FILTER
 from protomq._loops import Loop
-from protomq._membership_logic import EXPIRY_PART
+from protomq._membership_logic import CALL_MARGIN_S, DOUBT_S, EXPIRY_PART, HOLD_S
 from protomq._methods import LOCK_QUEUES
 from protomq._push_results import Listener
 from protomq._push_state import Run
@@ -245,6 +245,15 @@ def test_a_pull_that_breaks_may_tell_of_a_call_that_has_and_the_broker_is_asked(
     node.is_answered()
     node.poll()
     assert (node.begun(), node.asked()) == ([1, 1], [[0, 1]])
+
+
+def test_who_asks_since_a_pull_broke_does_not_wait_for_a_dead_connection_for_as_long_as_a_call_is_held(node: Node) -> None:
+    queue = node.steps.state.due(node.world.now_s())[0]
+    node.world.driver.run(node.steps.take_error(node.steps.state.begin(queue, node.world.now_s()), ConnectionLostError("reset")))
+    assert node.member.state.begin("a", node.world.now_s())[3] == DOUBT_S
+    node.member.call()
+    node.member.answer()
+    assert node.member.state.begin("a", node.world.now_s())[3] == HOLD_S + CALL_MARGIN_S
 
 
 @pytest.mark.parametrize("error", [SystemBusyError("busy"), ClosedError("closed")])
