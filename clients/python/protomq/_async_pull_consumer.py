@@ -585,6 +585,8 @@ class _AsyncLoop(AsyncIterator[Message]):
 
     async def __anext__(self) -> Message:
         while True:
+            if self._consumer._steps.locks is not None and not self._consumer._steps.may_hand_on(self._loop):
+                self._consumer._state.give_back(self._loop.take_unseen())
             for message in self._loop.left:
                 return message
             if self._consumer._closed or self._loop.is_over:

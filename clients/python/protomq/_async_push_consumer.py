@@ -196,13 +196,14 @@ class AsyncPushConsumer(PushBase):
         self._push = push = PushSteps(
             self.options, consumer._steps, self._state, self._wanted, time.monotonic
         )
-        self._state.stands = consumer._steps.stands
+        self._state.stands, self._worker.is_locked = consumer._steps.may_begin, consumer._steps.is_locked
         pulls = cast(ListenedPulls, consumer._state)
         pulls.lowest_open, pulls.moved = push.lowest_open, lambda queue: self._lose((queue,))
         pulls.done_behind, pulls.forked = self._state.done_behind, self._state.forget_done
         pulls.room_of = self._state.room
         if consumer._steps.locks is not None:
             consumer._steps.locks.is_busy = lambda queue: self._state.is_running((queue,))
+            consumer._steps.locks.on_sure = self._begin_tasks
         has_begun = False
         try:
             has_begun = await consumer._run(to_end(push.start(), starting.goes_on)) and starting.is_wanted
@@ -515,6 +516,7 @@ class AsyncPushConsumer(PushBase):
                 loop.call_soon_threadsafe(self._settle, run, messages, failures)
 
         worker = Worker(settle, self._seldom, comes_again=not self.options.broadcast)
+        worker.is_locked = self._worker.is_locked
         await asyncio.wrap_future(self._threads.submit(lambda: worker.work(run)))
 
     def _settle(self, run: Run, messages: Sequence[Message], failures: Sequence[Failure | None]) -> None:

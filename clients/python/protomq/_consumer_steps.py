@@ -27,6 +27,7 @@ from ._consumer_options import ConsumerOptions
 from ._filters import MessageFilter, filter_text
 from ._group_looks import GroupLooks
 from ._group_share import GroupShare
+from ._loops import Loop
 from ._member_driver import MemberDriver
 from ._offset_calls import (
     Begin,
@@ -135,7 +136,8 @@ class ConsumerSteps:
         if member is not None and not options.resume:
             member.state.remember_others()
         if member is not None and options.lock_queues:
-            self.locks = QueueLocks(options.group, lambda: member.state.key, clock)
+            self.locks = QueueLocks(options.group, lambda: member.state.key, clock, self._share)
+            self.state.unsure = self.locks.unsure
             member.state.is_named = False
         self.commits = CommitSteps(
             options.group, self._calls, self.state, self._outages, clock, self.locks, self.stands, self.membership, self._rejoin,
@@ -428,6 +430,19 @@ class ConsumerSteps:
         by_calls = by_calls or self.locks is not None
         return share is None or share.stands(queue.broker_name, by_calls=by_calls) or queue in self.assigned
 
+    def may_begin(self, queue: MessageQueue) -> bool:
+        """Whether a message of the queue may be begun: it stands, and its lock, if it needs one, is certainly this member's. Any thread."""
+        return self.is_locked(queue) and self.stands(queue)
+
+    def is_locked(self, queue: MessageQueue) -> bool:
+        """The half of that which is asked before each message in order. Any thread."""
+        return self.locks is None or self.locks.may_begin(queue) or queue in self.assigned
+
+    def may_hand_on(self, loop: Loop) -> bool:
+        """Whether a loop has a message left, and that may be begun."""
+        queue = loop.next_queue
+        return queue is not None and self.is_locked(queue)
+
     def _is_doubtful(self, queue: MessageQueue) -> bool:
         return self._share is not None and self._share.is_doubtful(queue.broker_name) and queue not in self.assigned
 
@@ -620,6 +635,9 @@ class ConsumerSteps:
         queue = ticket.queue
         if not self.state.is_under_way(ticket):
             return  # It was given up, or its queue went.
+        if by_broker and self.locks is not None and self._share is not None and isinstance(error, TransportError):
+            if not isinstance(error, ClosedError) and not self.state.suggested_broker_id(queue):
+                self._share.doubt_locks(queue.broker_name)
         # Of a consumer that is closed no slave has failed.
         if by_broker and not isinstance(error, ClosedError) and self.state.leave_slave(ticket, error, self.clock()):
             if error.stale_route:

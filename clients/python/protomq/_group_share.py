@@ -115,6 +115,27 @@ class GroupShare:
         """See MembershipState.stands. Any thread: it takes no lock."""
         return self.member.state.stands(broker_name, self._clock(), by_calls=by_calls)
 
+    @property
+    def unsure(self) -> Mapping[str, int]:
+        """See MembershipState.unsure; always the same one."""
+        return self.member.state.unsure
+
+    def doubt_locks(self, broker_name: str) -> None:
+        """See MembershipState.doubt_locks."""
+        with self.member.lock:
+            self.member.state.doubt_locks(broker_name)
+        self.member.poke()
+
+    def renewable(self) -> dict[str, int]:
+        """See MembershipState.renewable."""
+        with self.member.lock:
+            return self.member.state.renewable()
+
+    def renewed(self, broker_name: str, number: int) -> None:
+        """See MembershipState.renewed."""
+        with self.member.lock:
+            self.member.state.renewed(broker_name, number)
+
     def is_doubtful(self, broker_name: str) -> bool:
         """See MembershipState.is_doubtful. Any thread: it takes no lock."""
         return self.member.state.is_doubtful(broker_name, self._clock())

@@ -63,6 +63,12 @@ class Loop:
         start = len(self._messages) - length_hint(self.left) - len(self._taken)
         return self._messages[max(start - with_current, 0) :]
 
+    @property
+    def next_queue(self) -> MessageQueue | None:
+        """Of the message that it hands on next; None: there is none."""
+        left_count = length_hint(self.left)
+        return self._messages[-left_count].queue if left_count else None
+
     def take_unseen(self) -> list[Message]:
         """What was not handed on, and is not any more. Called again, it says the same."""
         self._taken.extend(self.left)  # In one instruction: Ctrl-C finds it done, or nothing of it.

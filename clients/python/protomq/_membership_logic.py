@@ -23,6 +23,8 @@ Rules:
   its way then.
 - Members share out what their routes say. Where another's route has other queues, both look theirs up again.
 - A broker that knows no groups (UNKNOWN_METHOD) is one of an older version: there everybody gets everything.
+- A call that breaks frees the member's locks there soon (`unsure`). Nobody knows whose they are until they are renewed, behind an answer to
+  a later call.
 - A broker that refuses the member's reports does not know what it has, and gives it up. So it gives up its queues there, and takes none
   until a report is accepted. What another try does not change (`take_refusal`) its program is told.
 
@@ -239,6 +241,11 @@ class MembershipState:
         """
         self._others: set[MessageQueue] | None = None
         """Queues that other members have had since this one began; None: nobody asks."""
+        self.unsure: Final[dict[str, int]] = {}
+        """Brokers at which a call of a member with locks broke: others may have its queues since. The number of the last such call.
+
+        Any thread may read it, without the lock; see `renewable`.
+        """
         self.followed_s = -math.inf
         """When its program followed routes last; one that does not poll does not."""
         self.describe: Callable[[bool], pb.MemberDescription] | None = None
@@ -338,6 +345,13 @@ class MembershipState:
         if broker is not None:
             broker.address, broker.asked, broker.is_told, broker.retry_s = address, self._number, False, 0.0
 
+    def doubt_locks(self, broker_name: str) -> None:
+        """Another connection to the broker broke: that of the held call may have, too, and nobody has said so. It is called now."""
+        broker = self._brokers.get(broker_name)
+        if self.locks_queues and broker is not None and broker.version and broker_name not in self.unsure:
+            self.unsure[broker_name] = self._number
+            self.ask(broker_name, broker.address)
+
     def is_answered(self, broker_name: str) -> bool:
         """Whether the broker has answered since `ask`, or there is nothing to wait for."""
         broker = self._brokers.get(broker_name)
@@ -412,7 +426,9 @@ class MembershipState:
         if broker.question is not None and describes:
             self._describe_in(request, broker)
         ticket = MemberTicket(broker_name, self._number)
-        timeout_s = DOUBT_S if broker.confirms else hold_s + CALL_MARGIN_S
+        # Its queues wait for that answer, and the connection may be dead.
+        is_hurried = broker.confirms or (broker.asked is not None and broker_name in self.unsure)
+        timeout_s = DOUBT_S if is_hurried else hold_s + CALL_MARGIN_S
         return ticket, broker.address, request.SerializeToString(), timeout_s
 
     def _describe_in(self, request: pb.HoldMembershipRequest, broker: _Broker) -> None:
@@ -495,7 +511,7 @@ class MembershipState:
             from .v1 import membership_service_pb2 as pb
 
         if broker.leaves and not broker.is_wanted:
-            del self._brokers[ticket.broker_name]
+            self._drop_broker(ticket.broker_name)
             return
         answer = decoded(payload, pb.HoldMembershipResponse.FromString)
         broker.away_since_s = None
@@ -545,6 +561,8 @@ class MembershipState:
             return
         broker.in_flight, broker.was_tried = False, True
         self.news += 1
+        if self.locks_queues and broker.version and isinstance(error, TransportError):
+            self.unsure[ticket.broker_name] = ticket.number
         if not broker.is_wanted and self._forget_unwanted(ticket.broker_name):
             return
         is_away = isinstance(error, TransportError) or error.reason == "SHUTTING_DOWN"
@@ -621,7 +639,22 @@ class MembershipState:
         for name, broker in self._brokers.items():
             self._forget(name, broker)
             broker.in_flight, broker.number, broker.was_tried = False, 0, False
+        self.unsure.clear()
         self.news += 1
+
+    def renewable(self) -> dict[str, int]:
+        """Of `unsure`, the brokers that have answered a later call: what they say of locks from now on holds."""
+        found = {}
+        for name, number in self.unsure.items():
+            broker = self._brokers.get(name)
+            if broker is not None and (not broker.knows_groups or (broker.version and not broker.failures and broker.asked is None)):
+                found[name] = number
+        return found
+
+    def renewed(self, broker_name: str, number: int) -> None:
+        """The broker has said whose the locks are, behind the call of this number that broke; there may have been another one since."""
+        if self.unsure.get(broker_name) == number:
+            del self.unsure[broker_name]
 
     def take_lost(self) -> set[str]:
         """Brokers at which others may have the queues of this member by now; once."""
@@ -820,8 +853,12 @@ class MembershipState:
         self._drop_claims(broker_name)
         if self._has_queues_at(broker_name):
             return False
-        del self._brokers[broker_name]
+        self._drop_broker(broker_name)
         return True
+
+    def _drop_broker(self, name: str) -> None:
+        del self._brokers[name]
+        self.unsure.pop(name, None)
 
     def _drop_claims(self, broker_name: str) -> bool:
         """Returns whether there were any."""

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -273,7 +274,8 @@ class PullConsumer(ConsumerBase):
 
         A message is done when the next one is asked for. A `commit` in the loop, and a `close`, count the one that the loop is at. Another
         loop that goes on does not, nor does a `with` that an exception ends.
-        What the loop has polled already comes before `seek`, `pause` and `unsubscribe` show.
+        What the loop has polled already comes before `seek`, `pause` and `unsubscribe` show. With `lock_queues`, nothing comes of queues
+        whose locks are not certainly this member's.
         """
         loop = Loop()
         try:
@@ -282,7 +284,13 @@ class PullConsumer(ConsumerBase):
                     self._poll_for(LOOP_POLL_S, POLL_MESSAGES, loop=loop)
                 except ClosedError:
                     return
-                yield from loop.left
+                if self._steps.locks is None:
+                    yield from loop.left
+                    continue
+                while self._steps.may_hand_on(loop):
+                    yield from itertools.islice(loop.left, 1)
+                with self._own_lock():
+                    self._state.give_back(loop.take_unseen())
         finally:
             loop.is_over = True
 

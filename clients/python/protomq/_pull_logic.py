@@ -215,6 +215,9 @@ class PullState:
         self._loops: list[Loop] = []
         self._is_looped_over = False  # What the last `take` handed out: nobody else is at work on it.
         self._held: frozenset[MessageQueue] = frozenset()
+        self._unsure: frozenset[MessageQueue] = frozenset()
+        self.unsure: Callable[[], frozenset[MessageQueue]] = frozenset
+        """Queues that may be another member's by now: nothing of them is handed out."""
         self.doubted: frozenset[MessageQueue] = frozenset()
         """Queues that are held until it is known whether the group's offset was reset meanwhile: what waits would be skipped then."""
         self._waiting_bytes = 0
@@ -804,6 +807,7 @@ class PullState:
         """
         messages: list[Message] = []
         self._is_looped_over = False
+        self._hold_unsure()
         while self._line and not self.is_shut:
             for _, part in self.take_parts(count_max, one_queue=one_queue):
                 messages = messages + part if messages else part
@@ -819,6 +823,7 @@ class PullState:
         `room_of`: no more is taken than fits; of octets, the last message may be beyond.
         """
         parts: list[tuple[MessageQueue, list[Message]]] = []
+        self._hold_unsure()
         rooms = None if room_of is None else _Rooms(room_of)
         left_count = count_max if rooms is None else min(count_max, rooms.total.messages)
         skipped_count = 0
@@ -904,7 +909,15 @@ class PullState:
     # --------------------------------------------------------------------------------------------------------------------
 
     def _is_to_be_held(self, queue: MessageQueue, state: _Queue) -> bool:
-        return queue in self._held or state.is_paused or queue in self.doubted
+        return queue in self._held or state.is_paused or queue in self.doubted or queue in self._unsure
+
+    def _hold_unsure(self) -> None:
+        unsure = self.unsure()
+        if unsure != self._unsure:
+            changed, self._unsure = unsure ^ self._unsure, unsure
+            for queue in changed:
+                if (state := self._queues.get(queue)) is not None:
+                    self._hold(queue, state)
 
     def _doubt(self, queue: MessageQueue, state: _Queue) -> None:
         """It is to go on with what has waited for long. Where nothing waits, the pull under way reports a reset."""

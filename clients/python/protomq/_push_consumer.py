@@ -225,13 +225,13 @@ class PushConsumer(PushBase):
         self._push = push = PushSteps(
             self.options, consumer._steps, self._state, self._wanted, time.monotonic
         )
-        self._state.stands = consumer._steps.stands
+        self._state.stands, self._worker.is_locked = consumer._steps.may_begin, consumer._steps.is_locked
         pulls = cast(ListenedPulls, consumer._state)
         pulls.lowest_open, pulls.moved = self._lowest_open, lambda queue: self._lose((queue,))
         pulls.done_behind, pulls.forked = self._done_behind, self._forget_done
         pulls.room_of = self._room
         if consumer._steps.locks is not None:
-            consumer._steps.locks.is_busy = self._is_busy
+            consumer._steps.locks.is_busy, consumer._steps.locks.on_sure = self._is_busy, self._go_on
         has_begun = False
         try:
             has_begun = consumer._run(to_end(push.start(), starting.goes_on)) and starting.is_wanted
@@ -606,6 +606,11 @@ class PushConsumer(PushBase):
     def _is_busy(self, queue: MessageQueue) -> bool:
         with self._lock:
             return self._state.is_running((queue,))
+
+    def _go_on(self) -> None:
+        """Queues that waited may go on."""
+        with self._lock:
+            self._notify_listeners()
 
     def _lowest_open(self, queue: MessageQueue) -> int | None:
         assert self._push is not None

@@ -16,6 +16,7 @@ from ._push_state import Run
 from ._requests import asks_for_reply
 from ._seldom import SaidSeldom
 from ._typed_listeners import OfAll
+from ._types import MessageQueue
 from .errors import SchemaError
 
 logger = logging.getLogger("protomq")
@@ -29,6 +30,8 @@ class Worker:
 
     def __init__(self, settle: Settle, seldom: SaidSeldom, *, comes_again: bool = True) -> None:
         """`comes_again`: whether a message that fails does."""
+        self.is_locked: Callable[[MessageQueue], bool] = lambda _: True
+        """Of an orderly run, whether its next message may be begun."""
         self._settle = settle
         self._comes_again = comes_again
         self._seldom = seldom
@@ -39,14 +42,14 @@ class Worker:
         call = listener.call
         fork_count = _forks.fork_count
         if listener.batch_size is not None:
-            while batch := _next_batch(messages, listener.batch_size):
+            while self._goes_on(run) and (batch := _next_batch(messages, listener.batch_size)):
                 run.current = batch
                 outcome = self._outcome(run, call, batch)
                 self._say(run, batch, outcome)
                 if run.is_orderly and outcome is not None and _is_held_up(outcome):
                     return
             return
-        while True:
+        while self._goes_on(run):
             try:
                 message = messages.popleft()
             except IndexError:
@@ -75,7 +78,7 @@ class Worker:
         call = listener.call
         size = listener.batch_size
         fork_count, own_task = _forks.fork_count, asyncio.current_task()
-        while batch := _next_batch(messages, size or 1):
+        while self._goes_on(run) and (batch := _next_batch(messages, size or 1)):
             given: Any = batch if size is not None else batch[0]
             run.current = batch if size is not None else batch[0]
             try:
@@ -98,6 +101,10 @@ class Worker:
                 done.extend(batch)
             else:
                 self._say(run, batch, self._judged(run, result, len(batch)))
+
+    def _goes_on(self, run: Run) -> bool:
+        """What stands in the run else waits until it is known whose the queue is."""
+        return not run.is_orderly or self.is_locked(run.work.queue)
 
     def _outcome(self, run: Run, call: Callable[[Any], Any], batch: Sequence[Message]) -> Judgement | None:
         fork_count = _forks.fork_count

@@ -14,6 +14,8 @@ Rules:
 - A lock is asked for each RENEW_S, as RocketMQ does; brokers hold it as long as the member is one. A broker that does not answer takes
   nothing away.
 - The share may grow at any moment, for brokers answer on another thread. A queue that came after `follow` is asked for at once (`locked`).
+- Where the member's call has broken, others may have its locks soon. Nothing of those queues is begun (`may_begin`) until they are
+  renewed, in one call for each broker. That comes behind an answer to a later call of the member. A slave (NOT_MASTER) locks nothing.
 - A broker that knows no locks (UNKNOWN_METHOD) is one of an older version: its queues are consumed without.
 
 One thread at a time, or coroutines of one loop.
@@ -22,8 +24,8 @@ One thread at a time, or coroutines of one loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, Protocol
 
 from . import _methods
 from ._call_steps import call_broker
@@ -33,7 +35,7 @@ from ._late_imports import fork_waits
 from ._membership_logic import MemberKey
 from ._steps import Steps
 from ._types import MessageQueue
-from .errors import MemberUnknownError, ProtomqError, UnknownMethodError
+from .errors import MemberUnknownError, NotMasterError, ProtomqError, UnknownMethodError
 
 logger = logging.getLogger("protomq")
 
@@ -41,14 +43,31 @@ RENEW_S: Final = 20.0
 """RocketMQ's rocketmq.client.rebalance.lockInterval."""
 RETRY_S: Final = 0.5
 """Until a queue that somebody else has is asked for again."""
+_NONE: Final[frozenset[MessageQueue]] = frozenset()
 NO_TOKEN: Final = 0
 """Of a queue at a broker that knows no locks."""
+
+
+class Breaks(Protocol):
+    """Where calls of the member broke; see MembershipState."""
+
+    @property
+    def unsure(self) -> Mapping[str, int]:
+        """By broker, the last such call. Any thread."""
+
+    def renewable(self) -> Mapping[str, int]:
+        """Of those, the ones at brokers that have answered since."""
+
+    def renewed(self, broker_name: str, number: int) -> None:
+        """The broker has said whose the locks are."""
 
 
 class QueueLocks:
     """The locks of one consumer. `key`: name and random number of the member, another one in a forked child."""
 
-    def __init__(self, group: str, key: Callable[[], MemberKey], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, group: str, key: Callable[[], MemberKey], clock: Callable[[], float], breaks: Breaks | None = None
+    ) -> None:
         self._group = group
         self._key = key
         self._clock = clock
@@ -66,8 +85,14 @@ class QueueLocks:
         self._due_s = 0.0
         self._renew_s = 0.0
         self._told_of: set[str] = set()
+        self._breaks = breaks
+        self._unsure: Mapping[str, int] = {} if breaks is None else breaks.unsure
+        self._tries: dict[str, tuple[int, float]] = {}
+        """The break behind which locks of a broker were renewed last, in vain, and when they are again."""
         self.is_busy: Callable[[MessageQueue], bool] = lambda _: False
         """Whether somebody still works on a message of the queue."""
+        self.on_sure: Callable[[], None] = lambda: None
+        """Queues of which nothing was to be begun may go on."""
 
     # -- questions -------------------------------------------------------------------------------------------------------
 
@@ -85,13 +110,33 @@ class QueueLocks:
             self._due_s = 0.0
         return [queue for queue in queues if queue in self._tokens]
 
+    def may_begin(self, queue: MessageQueue) -> bool:
+        """Whether the queue is locked, and its broker has said so since the member's call broke there last. Any thread."""
+        return queue in self._tokens and queue.broker_name not in self._unsure
+
+    def unsure(self) -> frozenset[MessageQueue]:
+        """The queues that are locked, as far as is known, and may be another member's by now."""
+        if not self._unsure:
+            return _NONE
+        return frozenset(queue for queue in self._tokens if queue.broker_name in self._unsure)
+
     def beside(self, queues: Collection[MessageQueue]) -> list[MessageQueue]:
         """What is locked besides these queues: it went to another member while its lock was on its way."""
         return [queue for queue in self._tokens if queue not in queues]
 
     def due_in_s(self, now_s: float) -> float:
         """Until `follow` has something to do: 0 if it has now."""
-        return 0.0 if self._lost else max(self._due_s - now_s, 0.0)
+        if self._lost:
+            return 0.0
+        due_s = self._due_s
+        if self._unsure and self._breaks is not None:
+            for name, number in self._breaks.renewable().items():
+                due_s = min(due_s, self._next_try_s(name, number))
+        return max(due_s - now_s, 0.0)
+
+    def _next_try_s(self, broker_name: str, number: int) -> float:
+        tried, again_s = self._tries.get(broker_name, (0, 0.0))
+        return again_s if tried == number else 0.0
 
     # -- what brokers said ----------------------------------------------------------------------------------------------
 
@@ -133,14 +178,20 @@ class QueueLocks:
         is_renewal = now_s >= self._renew_s
         if is_renewal:
             self._renew_s = now_s + RENEW_S
-        asked: dict[str, list[MessageQueue]] = {}
+        broken = self._renewable(now_s)
+        # Also of those that go: something of them may be begun until they do.
+        asked: dict[str, list[MessageQueue]] = {name: [queue for queue in self._tokens if queue.broker_name == name] for name in broken}
         for queue in wanted:
+            if queue in self._tokens:
+                if is_renewal and queue.broker_name not in broken:
+                    asked.setdefault(queue.broker_name, []).append(queue)
             # A listener that has a message of an earlier lock still works on it: two at a time would not be in order.
-            is_free = queue not in self._lost and not self.is_busy(queue)
-            if (is_renewal or queue not in self._tokens) and (queue in self._tokens or is_free):
+            elif queue not in self._lost and not self.is_busy(queue):
                 asked.setdefault(queue.broker_name, []).append(queue)
         for broker_name, queues in asked.items():
-            yield from self._lock(broker_name, queues, limits)
+            is_told = not queues or (yield from self._lock(broker_name, queues, limits))
+            if broker_name in broken:
+                self._note_renewal(broker_name, broken[broker_name], is_told=is_told)
         yield from self._unlock(limits)
         is_complete = not self._going and all(queue in self._tokens for queue in wanted)
         self._due_s = self._renew_s if is_complete else min(now_s + RETRY_S, self._renew_s)
@@ -156,9 +207,25 @@ class QueueLocks:
         if self._going:
             self._due_s = min(self._due_s, self._clock() + RETRY_S)
 
+    def _renewable(self, now_s: float) -> dict[str, int]:
+        """Brokers at which all locks are to be renewed now, for a call of the member broke there; and which one."""
+        if not self._unsure or self._breaks is None:
+            return {}
+        return {name: number for name, number in self._breaks.renewable().items() if self._next_try_s(name, number) <= now_s}
+
+    def _note_renewal(self, broker_name: str, number: int, *, is_told: bool) -> None:
+        assert self._breaks is not None
+        if is_told:
+            self._tries.pop(broker_name, None)
+            self._breaks.renewed(broker_name, number)
+            self.on_sure()
+        else:
+            self._tries[broker_name] = number, self._clock() + RETRY_S
+
     def _lock(
         self, broker_name: str, queues: list[MessageQueue], limits: Limits
-    ) -> Steps[None]:
+    ) -> Steps[bool]:
+        """Whether it is known now which of the queues are locked for this member."""
         with fork_waits:
             from .v1 import queue_lock_service_pb2 as pb
 
@@ -179,26 +246,29 @@ class QueueLocks:
             self._tell(f"broker {broker_name} knows no locks of queues: while members change, two may have a queue of group {self._group}")
             for queue in queues:
                 self._tokens[queue] = NO_TOKEN
-            return
+            return True
         except MemberUnknownError:
-            return  # Whom the broker does not know yet, after a restart, or any more, joins again.
+            return False  # Whom the broker does not know yet, after a restart, or any more, joins again.
         except BaseException as error:
             self._doubtful.update(queue for queue in queues if queue not in self._tokens)
             if not isinstance(error, ProtomqError):
                 raise  # Its `poll` was cancelled: the broker may have locked them all the same.
             if not error.retriable:
                 self._tell(f"broker {broker_name} locks no queues for group {self._group}: {error}")
-            return
+            return isinstance(error, NotMasterError)
         for said in decoded(data, pb.LockQueuesResponse.FromString).queues:
             queue = MessageQueue(said.queue.topic, broker_name, said.queue.queue_id)
-            before = self._tokens.pop(queue, None)
+            before = self._tokens.get(queue)
             self._doubtful.discard(queue)
             if before is not None and before != said.token:
+                del self._tokens[queue]
                 self._lost.add(queue)
                 if said.token:
                     self._doubtful.add(queue)
             elif said.token:
+                # Never without its token between: listeners ask on other threads.
                 self._tokens[queue], self._incarnations[queue] = said.token, said.topic_incarnation
+        return True
 
     def _unlock(self, limits: Limits) -> Steps[None]:
         free: dict[str, list[MessageQueue]] = {}
