@@ -41,15 +41,16 @@ class Worker:
         listener, messages, done = run.listener, run.messages, run.done
         call = listener.call
         fork_count = _forks.fork_count
+        asks, queue = self._asks(run), run.work.queue
         if listener.batch_size is not None:
-            while self._goes_on(run) and (batch := _next_batch(messages, listener.batch_size)):
+            while (asks is None or asks(queue)) and (batch := _next_batch(messages, listener.batch_size)):
                 run.current = batch
                 outcome = self._outcome(run, call, batch)
                 self._say(run, batch, outcome)
                 if run.is_orderly and outcome is not None and _is_held_up(outcome):
                     return
             return
-        while self._goes_on(run):
+        while asks is None or asks(queue):
             try:
                 message = messages.popleft()
             except IndexError:
@@ -78,7 +79,8 @@ class Worker:
         call = listener.call
         size = listener.batch_size
         fork_count, own_task = _forks.fork_count, asyncio.current_task()
-        while self._goes_on(run) and (batch := _next_batch(messages, size or 1)):
+        asks, queue = self._asks(run), run.work.queue
+        while (asks is None or asks(queue)) and (batch := _next_batch(messages, size or 1)):
             given: Any = batch if size is not None else batch[0]
             run.current = batch if size is not None else batch[0]
             try:
@@ -102,9 +104,9 @@ class Worker:
             else:
                 self._say(run, batch, self._judged(run, result, len(batch)))
 
-    def _goes_on(self, run: Run) -> bool:
-        """What stands in the run else waits until it is known whose the queue is."""
-        return not run.is_orderly or self.is_locked(run.work.queue)
+    def _asks(self, run: Run) -> Callable[[MessageQueue], bool] | None:
+        """What each next message waits for: until it is known whose the queue is. None: nothing."""
+        return self.is_locked if run.is_orderly else None
 
     def _outcome(self, run: Run, call: Callable[[Any], Any], batch: Sequence[Message]) -> Judgement | None:
         fork_count = _forks.fork_count
