@@ -98,7 +98,7 @@ def test_what_etcd_or_a_lease_cannot_be_is_refused(values: dict[str, Any], messa
 
 
 def test_settings_of_an_election_without_an_etcd_are_refused() -> None:
-    with pytest.raises(ValueError, match="etcd.prefix and etcd.lease_ttl_ms are set, and etcd.endpoints is not: nobody"):
+    with pytest.raises(ValueError, match=r"etcd\.prefix and etcd\.lease_ttl_ms are set, and etcd\.endpoints is not: nobody"):
         BrokerConfig(etcd=EtcdConfig(lease_ttl_ms=5_000, prefix="/mq"))
 
 

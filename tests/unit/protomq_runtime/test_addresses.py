@@ -122,7 +122,8 @@ def test_impossible_ports_are_refused(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("host", ["a b", "h:1", "[::1]", "http://h", "ä", "a/b", "::zz"])
 def test_an_advertised_host_that_is_no_host_is_refused(host: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"listen.advertised_host is {host!r}; it must be a host name or an address, without a port")):
+    said = f"listen.advertised_host is {host!r}; it must be a host name or an address, without a port"
+    with pytest.raises(ValueError, match=re.escape(said)):
         ListenConfig(advertised_host=host)
 
 
