@@ -306,6 +306,7 @@ class Broker:
             PopTime(clock, self.store.popped.time_ms),
             self.name,
         )
+        self._commits.listen_for_deletions(self._pop.signal_group)
         self._filters = FilterService(modules, self._forget_module, self.store.id)
         self._filter_follower = self._follow_filters(modules)
         self.store.on_topic_deleted = self._signal_deleted

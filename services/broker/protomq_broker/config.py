@@ -13,6 +13,7 @@ from protomq.wire.broker_names import NAME_RULE, is_broker_name
 from protomq.wire.topics import QUEUES_MAX
 from protomq_ha.roles import BrokerRole, HaConfig
 from protomq_runtime.addresses import (
+    PORT_MAX,
     WILDCARD_HOSTS,
     Address,
     ListenConfig,
@@ -96,7 +97,8 @@ class EtcdConfig:
     """The etcd in which brokers of one name elect their master. docs/ha.md, "Fail-over".
 
     Attributes:
-        endpoints: URLs of etcd's members, http://host:2379; several in one text are separated by `;`. None: roles are fixed.
+        endpoints: URLs of etcd's members, http://host:2379; several in one text are separated by `;`. None: roles are fixed,
+          and no other setting of etcd may stand there.
         prefix: of all keys; behind it stand the cluster and the broker's name.
         lease_ttl_ms: how long a master that does not renew its lease stays the master. Whole seconds, 2 s (the least that etcd grants) to
           60 s.
@@ -121,6 +123,8 @@ class EtcdConfig:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
                 raise ValueError(f"endpoints has {url!r}; each must be http://host:port or https://host:port")
+            if not _has_port(url):
+                raise ValueError(f"endpoints has {url!r}, with no port between 1 and {PORT_MAX}")
         if not self.prefix.startswith("/") or self.prefix.endswith("/"):
             raise ValueError(f"prefix is {self.prefix!r}; it must begin with a slash, and end without one")
         if not 2_000 <= self.lease_ttl_ms <= 60_000 or self.lease_ttl_ms % 1_000:
@@ -177,8 +181,8 @@ class BrokerConfig:
         transaction_size_max_bytes: most bytes of their half messages in total. Retention has to write them again if they are still open.
         member_settle_ms: how long after a start the lists of members count as incomplete: members that a restart has cut off come back.
             At a slave: after a group's first member came.
-        member_gap_ms: a member that held a call, was answered, and does not call again within this time is gone. More than 15 s, as members
-            hold their calls for up to 15 s.
+        member_gap_ms: a member that held a call, was answered, and does not call again within this time is gone. Members of the SDK hold
+            their calls for 15 s, or for 0.6 of this time if that is less.
         member_expiry_ms: a member that only beats, and holds no call, is gone after this time (RocketMQ: 120 s).
         register_interval_ms: between two heartbeats to a name server (RocketMQ: 30 s).
         ha: replication.
@@ -270,6 +274,13 @@ class BrokerConfig:
             raise ValueError(f"broker_id is {self.broker_id}; it must be 0 to {BROKER_ID_MAX}")
         if self.etcd.endpoints:
             self._check_elected(role)
+        elif self.etcd != EtcdConfig():
+            unused = EtcdConfig()
+            names = [f"etcd.{each.name}" for each in fields(EtcdConfig) if getattr(self.etcd, each.name) != getattr(unused, each.name)]
+            raise ValueError(
+                f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} set, and etcd.endpoints is not: nobody would elect the master."
+                " Set it, or leave out the others"
+            )
         elif self.broker_id < 0 or (self.broker_id > 0) != (role is BrokerRole.SLAVE):
             raise ValueError(
                 f"broker_id is {self.broker_id} and broker_role {role.value}: a master has the id 0, a SLAVE one above 0"
@@ -327,6 +338,14 @@ class BrokerConfig:
     def name_server_addresses(self) -> Sequence[Address]:
         """The addresses in `namesrv`, without repeats."""
         return parse_address_list(";".join(self.namesrv))
+
+
+def _has_port(url: str) -> bool:
+    """Whether a client can connect to the URL's port, or it names none."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 def check_name(what: str, name: str) -> None:

@@ -131,10 +131,15 @@ class OffsetCommits:
         self._retry: Timer | None = None
         self._said = SaidOnce()
         self._tell_reset: Callable[[str], None] = lambda _: None
+        self._tell_deleted: Callable[[str], None] = lambda _: None
 
     def listen_for_resets(self, listener: Callable[[str], None]) -> None:
         """Registers a listener, called on the send lane with a group once a reset of its offsets is stored. Call before the broker runs."""
         self._tell_reset = listener
+
+    def listen_for_deletions(self, listener: Callable[[str], None]) -> None:
+        """Registers a listener, called on the send lane with a group that was deleted. Call before the broker runs."""
+        self._tell_deleted = listener
 
     def commit(
         self, request: CommitOffsetsRequest, call: Call, *, is_reset: bool = False
@@ -245,6 +250,7 @@ class OffsetCommits:
             _answer([deletion], error)
             return
         self._drop_passing(earlier)
+        self._tell_deleted(group)
         self._answer_when_stored([deletion], position)
 
     def _append_waiting(self, waiting: deque[_Commit]) -> None:

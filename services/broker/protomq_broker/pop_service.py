@@ -193,7 +193,7 @@ class PopService:
         self.signal([(topic, 0)])
 
     def signal_group(self, group: str) -> None:
-        """Plans the waiting pops of a group again: it was reset, or its new settings forbid it to consume."""
+        """Plans the waiting pops of a group again: it was reset or deleted, or its new settings forbid it to consume."""
         if self._lane is not None:
             self._lane.post(partial(self._look_for_group, group))
 

@@ -392,7 +392,7 @@ class SendBacks:
             if not attempt <= message.attempt <= ATTEMPT_MAX:
                 raise invalid_argument(
                     f"messages[{number}].attempt",
-                    f"is {message.attempt}, the message was handed out {attempt} times before: give that or more",
+                    f"is {message.attempt}, the message was handed out {attempt} times before: give that or more, {ATTEMPT_MAX} at most",
                 )
             attempt = message.attempt
         delay_ms = None

@@ -216,6 +216,12 @@ class SendService:
             self._halves.mark(region, not identified_here)
         queue_id = header.queue_id if header.HasField("queue_id") else self._choice.choose(topic, region, exists)
         wait_store_ok = header.wait_store_ok if header.HasField("wait_store_ok") else True
+        previous_sequence = header.previous_sequence if header.HasField("previous_sequence") else None
+        if identified_here and previous_sequence is not None:
+            raise invalid_argument(
+                "records[0].producer_id",
+                "is 0, and previous_sequence names an earlier message of its producer: give both, or leave out previous_sequence",
+            )
         return _Pending(
             call,
             topic,
@@ -223,7 +229,7 @@ class SendService:
             identified_here,
             wait_store_ok,
             None if exists else topic,
-            header.previous_sequence if header.HasField("previous_sequence") else None,
+            previous_sequence,
         )
 
     def _is_taken(self, order: _Pending) -> bool:

@@ -80,6 +80,8 @@ class NamesrvConfig:
     """Lanes that serve routes. 1 to 16."""
 
     def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ValueError(f"name is {self.name!r}; it must not be empty")
         _check_range("route_threads", self.route_threads, 1, 16)
 
 

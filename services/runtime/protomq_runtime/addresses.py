@@ -6,6 +6,7 @@ advertised one ever leaves the process.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 from collections.abc import Sequence
@@ -61,6 +62,19 @@ def parse_address(text: str, default_port: int | None = None) -> Address:
     return Address(host, int(port_text))
 
 
+def is_host(text: str) -> bool:
+    """Whether it is a host name, or an address without brackets, as it stands in an `Address`."""
+    return _NAME.fullmatch(text) is not None or (":" in text and _is_ipv6(text))
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def parse_listen_address(text: str) -> Address:
     """The same for a listener of one's own, where the port 0 stands for a free one. Raises ValueError."""
     host, colon, port = text.strip().rpartition(":")
@@ -112,6 +126,10 @@ class ListenConfig:
         if self.advertised_host in WILDCARD_HOSTS - {""}:
             raise ValueError(
                 f"listen.advertised_host is {self.advertised_host}; nobody can connect to that"
+            )
+        if self.advertised_host and not is_host(self.advertised_host):
+            raise ValueError(
+                f"listen.advertised_host is {self.advertised_host!r}; it must be a host name or an address, without a port or brackets"
             )
 
 

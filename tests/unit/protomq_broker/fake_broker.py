@@ -183,6 +183,7 @@ class FakeBroker:
             self.pop.signal_group(group)
 
         self.commits.listen_for_resets(signal_reset)
+        self.commits.listen_for_deletions(self.pop.signal_group)
         self.store.on_topic_deleted = signal_deleted
         self.changes = StateChanges(self.store, writer, self.waiting, config, lambda: self.send.shortage)
         groups = GroupService(

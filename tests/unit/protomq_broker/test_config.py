@@ -23,6 +23,7 @@ from protomq_broker.membership_service import MembershipService
 from protomq_broker.queue_lock_service import QueueLockService
 from protomq_broker.reply_service import ReplyService
 from protomq_runtime.addresses import Address
+from protomq_runtime.config import ConfigError, load_config
 from protomq_runtime.dispatch import DispatchTable
 
 
@@ -81,6 +82,8 @@ def test_brokers_that_elect_their_master_are_sync_masters_with_ids_of_their_own(
     [
         ({"endpoints": ("a:2379",)}, "each must be http://host:port"),
         ({"endpoints": ("http://a:2379/v3",)}, "each must be http://host:port"),
+        ({"endpoints": ("http://a:99999",)}, "endpoints has 'http://a:99999', with no port between 1 and 65535"),
+        ({"endpoints": ("http://a:0",)}, "endpoints has 'http://a:0', with no port between 1 and 65535"),
         ({"prefix": "protomq"}, "it must begin with a slash"),
         ({"prefix": "/protomq/"}, "and end without one"),
         ({"lease_ttl_ms": 1_000}, "it must be 2000 to 60000"),
@@ -92,6 +95,17 @@ def test_brokers_that_elect_their_master_are_sync_masters_with_ids_of_their_own(
 def test_what_etcd_or_a_lease_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EtcdConfig(**values)
+
+
+def test_settings_of_an_election_without_an_etcd_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"etcd\.prefix and etcd\.lease_ttl_ms are set, and etcd\.endpoints is not: nobody"):
+        BrokerConfig(etcd=EtcdConfig(lease_ttl_ms=5_000, prefix="/mq"))
+
+
+def test_a_ratio_of_the_disk_in_percent_is_named_with_its_section_and_value() -> None:
+    said = "store.disk_delete_ratio is 75.0, disk_force_ratio 0.85 and disk_refuse_ratio 0.9; each must be above 0 and at most 1"
+    with pytest.raises(ConfigError, match=said):
+        load_config(BrokerConfig, None, environment={"PROTOMQ_STORE_DISK_DELETE_RATIO": "75"})
 
 
 @pytest.mark.parametrize("values", [ELECTED, {"broker_name": "n", "broker_role": "SLAVE"}])

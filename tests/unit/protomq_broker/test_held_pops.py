@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protomq.v1.admin_service_pb2 import CreateTopicRequest
+from protomq.v1.admin_service_pb2 import CreateTopicRequest, DeleteGroupRequest
 from protomq.v1.consumer_service_pb2 import ResetOffsetsRequest
 from protomq.v1.group_pb2 import GroupSettings
 from protomq.v1.group_service_pb2 import PutGroupRequest
@@ -19,7 +19,7 @@ from protomq_runtime.testing import FakeCall
 from .fake_broker import ADMIN, CONSUMER, GROUP, POP, FakeBroker
 from .test_pop_service import Popped, messages_of
 
-STEPS = (*["send", "hold"] * 3, *["ack", "wait"] * 2, "pop", "change", "reset", "queues", "limit", "retain")
+STEPS = (*["send", "hold"] * 3, *["ack", "wait"] * 2, "pop", "change", "reset", "queues", "limit", "retain", "delete")
 STEP_COUNT = 100
 
 
@@ -56,6 +56,8 @@ class World:
         elif step == "limit":
             settings = GroupSettings(consumer_group=rng.choice(["all", "some", "fifo"]), retry_count_max=rng.choice([0, 1, 3]))
             broker.call(GROUP + "PutGroup", PutGroupRequest(settings=settings)).response()
+        elif step == "delete":
+            broker.call(ADMIN + "DeleteGroup", DeleteGroupRequest(consumer_group=rng.choice(["all", "some", "fifo"]), force=True))
         elif step == "retain":
             broker.store.checkpoint()
             broker.store.delete_segments_below(broker.store.appended_position - rng.choice([0, 20_000]))
@@ -111,3 +113,20 @@ def test_no_pop_is_held_for_what_a_new_one_gets(seed: int) -> None:
     for number in range(STEP_COUNT):
         world.step(number)
         world.check()
+
+
+def test_a_held_pop_gets_what_its_deleted_group_had_done() -> None:
+    broker = FakeBroker()
+    broker.fill([b"0"])
+    terms: dict[str, Any] = {"consumer_group": "g", "topic": "topic"}
+    (message,) = messages_of(broker.call(POP + "Pop", PopRequest(**terms)))
+    ack = AckRequest(**terms)
+    ack.messages.add(receipt=message.receipt, offset_runs=[message.offset, 1])
+    broker.call(POP + "Ack", ack).response()
+    held = broker.call(POP + "Pop", PopRequest(**terms, hold_ms=60_000))
+    assert not held.answered
+
+    broker.call(ADMIN + "DeleteGroup", DeleteGroupRequest(consumer_group="g", force=True)).response()
+
+    assert held.answered, "a new pop would get the message at once"
+    assert [each.offset for each in messages_of(held)] == [0]

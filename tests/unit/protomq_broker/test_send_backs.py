@@ -737,6 +737,16 @@ def test_a_topic_that_is_deleted_meanwhile_refuses() -> None:
     assert world.store.topics.find(retry_topic(GROUP)) is None
 
 
+@pytest.mark.parametrize("attempt", [-1, (1 << 31) - 1])
+def test_an_attempt_beyond_its_bounds_is_refused_with_both(attempt: int) -> None:
+    world = RetryWorld()
+    world.send(b"a")
+    (message,) = world.read(TOPIC)
+    refused = refusal(lambda: world.send_back([message], attempt=attempt))
+    assert f"is {attempt}, the message was handed out 0 times before: give that or more, 2147483646 at most" in refused.message
+    assert world.send_back([message], attempt=(1 << 31) - 2).results[0].dead_letter
+
+
 def test_pending_messages_have_a_limit_that_dead_letters_do_not_count_for() -> None:
     world = RetryWorld(delayed_count_max=1)
     world.send(b"a", b"b")

@@ -246,6 +246,13 @@ def test_a_producer_that_is_not_known_is_told_so_and_nothing_is_stored():
     assert broker.store.appended_position == broker.store.min_position + 53
 
 
+def test_who_names_a_message_before_names_its_producer():
+    broker = make_broker()
+    refused = broker.send(SendRequest(topic="topic", records=[Record(body=b"a")], queue_id=0, previous_sequence=4))[0]
+    assert reason(refused) == "INVALID_ARGUMENT"
+    assert refused.message.startswith("records[0].producer_id: is 0, and previous_sequence names an earlier message")
+
+
 @pytest.mark.parametrize("first", [2**63 - 1, 2**63, 2**64 - 2])
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_sequences_that_could_not_be_recognised_again_are_refused(first: int, is_whole: bool):

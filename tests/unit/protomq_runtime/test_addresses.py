@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -117,3 +118,15 @@ def test_outgoing_host_of_an_unreachable_peer_is_this_machine() -> None:
 def test_impossible_ports_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="listen"):
         ListenConfig(**fields)
+
+
+@pytest.mark.parametrize("host", ["a b", "h:1", "[::1]", "http://h", "ä", "a/b", "::zz"])
+def test_an_advertised_host_that_is_no_host_is_refused(host: str) -> None:
+    said = f"listen.advertised_host is {host!r}; it must be a host name or an address, without a port"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        ListenConfig(advertised_host=host)
+
+
+@pytest.mark.parametrize("host", ["mq.example", "10.0.0.1", "::1", "fe80::1%eth0", "a_b-c"])
+def test_hosts_that_clients_can_reach_may_be_advertised(host: str) -> None:
+    assert ListenConfig(advertised_host=host).advertised_host == host

@@ -379,11 +379,12 @@ class ChangeInvisibleRequest(_message.Message):
     """
     unseen: _builtins.bool
     """Nobody has seen the messages: they came for a caller who is not there any more. This delivery does not count, and anybody may have them at
-    once: `invisible_ms`, `error` and `retry_level` say nothing then. Brokers of earlier versions obey these, and count the delivery.
+    once: `invisible_ms`, `error` and `retry_level` say nothing then. Brokers of earlier versions obey these, and count the delivery. The receipt
+    of a first delivery is stale from then on; that of a later one stays good until somebody else gets the message.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoppedMessages]:
-        """The messages: 10,000 at most. Their receipts stay good until somebody else gets them."""
+        """The messages: 10,000 at most. Their receipts stay good until somebody else gets them; with `unseen` it depends, see there."""
 
     def __init__(
         self,

@@ -159,7 +159,7 @@ class PullRequest(_message.Message):
     comes as it is stored, and its flags say so. `plain_bodies` costs the broker CPU time and the copying that pulls avoid.
     """
     member: _builtins.str
-    """Name of this member of the consumer group, 255 bytes at most, such as host@process@number: a different one for each process and each
+    """Name of this member of the consumer group, 255 characters at most, such as host@process@number: a different one for each process and each
     consumer of a process. With it the broker can notify two members that both of them get everything.
     """
     filter_type: Global___FilterType.ValueType

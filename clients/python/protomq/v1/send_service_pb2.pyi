@@ -86,6 +86,7 @@ class SendRequest(_message.Message):
     """A sequence of this producer (same id and epoch) that this broker must have stored: that of the last message that the broker acknowledged,
     or, to pipeline in order, of the last message that was sent to it. Absent: the first contact of this producer and epoch with this broker.
     If the broker does not know the producer, it answers SEQUENCE_EXPIRED; if it knows it but not this sequence, SEND_OUT_OF_ORDER.
+    Messages without a producer id have none before them: then it is INVALID_ARGUMENT.
     """
     delay_level: _builtins.int
     """One of the broker's delay levels, from 1 (RocketMQ: DELAY; by default 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h)."""

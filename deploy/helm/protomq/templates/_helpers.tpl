@@ -59,8 +59,12 @@ capabilities:
 
 {{/* What helm cannot see from the types of single values. */}}
 {{- define "protomq.check" -}}
-{{- if and (gt (int .Values.broker.replicas) 1) (not .Values.etcd.endpoints) -}}
-{{- fail "broker.replicas is above 1, so etcd elects the masters: set etcd.endpoints, or broker.replicas=1" -}}
+{{- $elected := eq (include "protomq.elected" .) "true" -}}
+{{- if and $elected (not .Values.etcd.endpoints) -}}
+{{- fail "broker.replicas is above 1, or broker.elected true, so etcd elects the masters: set etcd.endpoints, or broker.replicas=1" -}}
+{{- end -}}
+{{- if and (not $elected) (omit (default dict .Values.broker.config.etcd) "endpoints") -}}
+{{- fail "broker.config.etcd is for brokers whose master is elected: leave it out, or set broker.elected=true" -}}
 {{- end -}}
 {{- if gt (int .Values.broker.minInSyncReplicas) (int .Values.broker.replicas) -}}
 {{- fail "broker.minInSyncReplicas is above broker.replicas: every send would be refused" -}}
@@ -68,7 +72,51 @@ capabilities:
 {{- if gt (int .Values.broker.minInSyncReplicas) (int .Values.broker.inSyncReplicas) -}}
 {{- fail "broker.minInSyncReplicas is above broker.inSyncReplicas: no broker would start" -}}
 {{- end -}}
-{{- if dig "etcd" "endpoints" false .Values.broker.config -}}
-{{- fail "broker.config.etcd.endpoints is not the chart's to read: set etcd.endpoints" -}}
+{{- $full := include "protomq.fullname" . -}}
+{{- range $name := .Values.broker.names -}}
+{{- $known := lookup "apps/v1" "StatefulSet" $.Release.Namespace (printf "%s-%s" $full $name) -}}
+{{- if $known -}}
+{{- $wasElected := contains "PROTOMQ_BROKER_ID" (toJson $known) -}}
+{{- if and $elected (eq (include "protomq.firstPod" (list $ $name)) "0") -}}
+{{- fail (printf "the messages of %s are in the volume of pod %s-%s-0, and elected brokers begin with pod -1: it would begin empty. First give that volume to pod -1 (deploy/README.md, From one replica to several)" $name $full $name) -}}
+{{- end -}}
+{{- if and (gt (int $.Values.broker.replicas) 1) (not $wasElected) -}}
+{{- fail (printf "%s is a single master: one of the empty replicas would lead. First set broker.elected=true with broker.replicas=1, and promote it (deploy/README.md, From one replica to several)" $name) -}}
+{{- end -}}
+{{- if and $wasElected (not $elected) (gt (int (dig "spec" "replicas" 1 $known)) 1) -}}
+{{- fail (printf "%s has several replicas, and the one that would be left may lack messages. First set broker.elected=true with broker.replicas=1 (deploy/README.md, From one replica to several)" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether etcd elects the masters: "true" or "false". */}}
+{{- define "protomq.elected" -}}
+{{- or .Values.broker.elected (gt (int .Values.broker.replicas) 1) -}}
+{{- end -}}
+
+{{/* The number of the first pod of a broker; of the root and the name. A single one that was installed with number 0 keeps it, and its volume. */}}
+{{- define "protomq.firstPod" -}}
+{{- $root := index . 0 -}}
+{{- $known := lookup "apps/v1" "StatefulSet" $root.Release.Namespace (printf "%s-%s" (include "protomq.fullname" $root) (index . 1)) -}}
+{{- ternary 1 (dig "spec" "ordinals" "start" 0 $known) (empty $known) | int -}}
+{{- end -}}
+
+{{/* Fails where a config names a setting of the chart's own, which would be overwritten; of its path, itself, what the chart sets, and what to set. */}}
+{{- define "protomq.refuseOwn" -}}
+{{- $path := index . 0 -}}
+{{- $given := index . 1 -}}
+{{- $instead := index . 3 -}}
+{{- range $key, $own := index . 2 -}}
+{{- if hasKey $given $key -}}
+{{- $value := get $given $key -}}
+{{- if and (kindIs "map" $own) (kindIs "map" $value) -}}
+{{- include "protomq.refuseOwn" (list (printf "%s.%s" $path $key) $value $own $instead) -}}
+{{- else -}}
+{{- $place := printf "%s.%s" $path $key -}}
+{{- $advice := ternary (printf "set %s" (get $instead $place)) "leave it out" (hasKey $instead $place) -}}
+{{- fail (printf "%s is not yours to set, the chart does: %s" $place $advice) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import encode_message_id
 
-from .cel_cost import largest_message
-from .cel_tree import tree_of
+from .cel_cost import COST_MAX_NS, largest_message
+from .cel_patterns import pattern_of
+from .cel_tree import Literal, Tree, calls_of, tree_of
 from .errors import FilterError, FilterUnavailableError
 from .fields import parse_record
 from .filter_book import Matches
@@ -85,7 +86,9 @@ class CelFilter:
                 f"a filter is true or false, this one gives {result}", expression, 0, ("a condition",)
             )
         types = {name: kind for name, (kind, _) in VARIABLES.items()}
-        self._largest = largest_message(tree_of(self._compiled.serialize()), expression, types)
+        tree = tree_of(self._compiled.serialize())
+        _check_patterns(tree, expression)
+        self._largest = largest_message(tree, expression, types)
         self._expression, self._has_told = expression, False
         named = set(re.findall(r"[A-Za-z_]\w*", expression))
         self._wanted = [(name, read) for name, (_, read) in VARIABLES.items() if name in named]
@@ -136,6 +139,31 @@ def _environment() -> tuple[Any, Any]:
     }
     variables = {name: kinds[kind] for name, (kind, _) in VARIABLES.items()}
     return cel, cel.NewEnv(variables=variables)
+
+
+@lru_cache(1)
+def _pattern_test() -> Any:
+    return _environment()[1].compile("''.matches(TAGS)")
+
+
+def _check_patterns(tree: Tree, expression: str) -> None:
+    """Raises FilterError for a text that is no pattern. The library says so only when it looks for it.
+
+    Of patterns that together could take too long, the rest is not tried: `largest_message` refuses the expression.
+    """
+    left_ns = COST_MAX_NS
+    for call in calls_of(tree):
+        pattern = call.arguments[1] if call.function == "matches" else None
+        if not isinstance(pattern, Literal) or pattern.text is None:
+            continue
+        text = pattern.text.decode()
+        left_ns -= pattern_of(text).compile_ns
+        if left_ns < 0:
+            return
+        result = _pattern_test().eval(data={"TAGS": text})
+        if result.type() == _environment()[0].Type.ERROR:
+            why = re.sub(r"^[A-Z_]+: |invalid regular expression: ", "", str(result.value()))
+            raise FilterError(f"the text is no pattern: {why[:200]}", expression, pattern.position)
 
 
 def _refused(text: str, expression: str) -> FilterError:

@@ -86,6 +86,25 @@ _TEXT_KINDS: Final = (6, 7)
 _Field: TypeAlias = "int | bytes"
 
 
+def calls_of(tree: Tree | None) -> Iterator[Call]:
+    """All calls in a tree."""
+    match tree:
+        case Select(operand=operand):
+            yield from calls_of(operand)
+        case Call(arguments=parts) | ListOf(elements=parts):
+            if isinstance(tree, Call):
+                yield tree
+            for part in parts:
+                yield from calls_of(part)
+        case MapOf(entries=entries):
+            for entry in entries:
+                for each in entry:
+                    yield from calls_of(each)
+        case Loop():
+            for part in (tree.range, tree.first, tree.condition, tree.step, tree.result):
+                yield from calls_of(part)
+
+
 def tree_of(serialized: bytes) -> Tree:
     """The tree of a serialized expression: of an Any with a CheckedExpr in it. Positions count characters."""
     checked = _one(serialized, 2)

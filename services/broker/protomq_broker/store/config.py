@@ -76,7 +76,8 @@ class StoreConfig:
             raise ValueError(f"delete_hour must be 0 to 23, not {self.delete_hour}")
         if not 0 < self.disk_delete_ratio <= self.disk_force_ratio <= self.disk_refuse_ratio <= 1:
             raise ValueError(
-                "0 < disk_delete_ratio <= disk_force_ratio <= disk_refuse_ratio <= 1 must hold"
+                f"disk_delete_ratio is {self.disk_delete_ratio}, disk_force_ratio {self.disk_force_ratio} and disk_refuse_ratio"
+                f" {self.disk_refuse_ratio}; each must be above 0 and at most 1, and none below the one before"
             )
 
 

@@ -1,6 +1,7 @@
 """CEL as a language of filters."""
 
 import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -57,6 +58,31 @@ def test_what_is_no_filter_is_refused_with_its_place(expression, line, column, s
     with pytest.raises(FilterError, match=said) as caught:
         CelFilter(expression)
     assert (caught.value.line, caught.value.column) == (line, column)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("(x", "missing ): (x"),
+        ("x**", "bad repetition operator: **"),
+        (r"\1", r"invalid escape sequence: \1"),
+        ("x{1001}", "invalid repetition size: {1001}"),
+        ("[b-a]", "invalid character class range: b-a"),
+    ],
+)
+def test_a_text_that_is_no_pattern_is_refused_as_that_and_with_its_place(pattern, why):
+    expression = f"TAGS == 'a' || properties.exists(name, name.matches(r'{pattern}'))"
+    with pytest.raises(FilterError) as caught:
+        CelFilter(expression)
+    assert str(caught.value) == f"the text is no pattern: {why}"
+    assert caught.value.position == expression.index("r'")
+
+
+def test_a_pattern_that_is_too_large_to_be_tried_is_refused_by_its_cost():
+    before_s = time.process_time()
+    with pytest.raises(FilterError, match="one message could take"):
+        CelFilter(" || ".join([r"TAGS.matches(r'(\pL{500}){2}')"] * 100))
+    assert time.process_time() - before_s < 3, "each try takes 80 ms"
 
 
 def test_a_refusal_says_no_code_of_the_library():
