@@ -256,9 +256,12 @@ def _route_of(message: route_service_pb2.Route) -> Route:
     brokers: dict[str, tuple[int, BrokerAddress, Permission]] = {}
     slaves: dict[tuple[str, int], BrokerAddress] = {}
     replaceable: set[str] = set()
+    elected: set[str] = set()
     for broker in message.brokers:
         if broker.broker_id or broker.epoch:
             replaceable.add(broker.broker_name)
+        if broker.epoch and not broker.broker_id:
+            elected.add(broker.broker_name)
         if broker.broker_id:
             slaves[broker.broker_name, broker.broker_id] = broker_address(broker)
         best = brokers.get(broker.broker_name)
@@ -308,6 +311,7 @@ def _route_of(message: route_service_pb2.Route) -> Route:
         is_read_permitted=readable_count > 0 or not known_count,
         is_partly_closed=0 < writable_count < known_count,
         lone_brokers=frozenset(brokers.keys() - replaceable),
+        elected_brokers=frozenset(elected),
     )
 
 
