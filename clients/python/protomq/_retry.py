@@ -280,6 +280,11 @@ def away_error(error: ProtomqError) -> NoRouteError:
     return NoRouteError(error.message, metadata=error.metadata)
 
 
+def knows_nobody(error: Exception) -> bool:
+    """Whether a name server says that no broker is registered there: it may have just started, and says nothing of the topic."""
+    return isinstance(error, TopicNotFoundError) and error.metadata.get("registered_brokers") == "0"
+
+
 def is_denial(error: ProtomqError) -> bool:
     """Whether a broker, or a name server that knows of none that is away, says that it does not have the topic."""
     return isinstance(error, TopicNotFoundError) and not is_away(error)
