@@ -226,7 +226,8 @@ def _ask(
 ) -> Steps[bytes]:
     """Once; and once more where the connection was lost, as it is when the server was restarted since the last call."""
     try:
-        answer: bytes = yield CallServer(server, method, (request,), deadline_s - clock())
+        # A signal's handler may have taken all the time, as a close does.
+        answer: bytes = yield CallServer(server, method, (request,), max(deadline_s - clock(), _TRY_TIMEOUT_MIN_S))
     except ConnectionLostError:
         left_s = deadline_s - clock()
         if left_s <= 0:

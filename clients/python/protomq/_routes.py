@@ -442,6 +442,8 @@ class Routes(RouteBook):
         self, transport: SyncTransport, namesrv: str | Sequence[str] | None = None, *, sends: bool = False
     ) -> None:
         super().__init__(namesrv, sends=sends)
+        self._transport = transport
+        self._sends = sends
         self._driver = Driver(transport)
 
     def get(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
@@ -458,7 +460,13 @@ class Routes(RouteBook):
             route = self._cache.known(topic, now_s)
         if route is not None:
             return self._refreshing(route)
-        return self._driver.run(self._look_up_steps(topic, self._wait_s(topic, timeout_s)))
+        try:
+            return self._driver.run(self._look_up_steps(topic, self._wait_s(topic, timeout_s)))
+        except ProtomqError as error:
+            # By a signal's handler, in the midst of the look-up.
+            if self._sends and self._transport.is_closed and not isinstance(error, ClosedError):
+                raise ClosedError("the producer was closed before the message was sent") from error
+            raise
 
     def current(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
         """As `get`, but waits only where nothing is known: an outdated route is looked up behind the caller's back."""
