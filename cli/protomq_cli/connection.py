@@ -90,8 +90,24 @@ def open_calls(namesrv: str | None, transport: Any, *, tries_max: int = 1) -> Ca
     return Calls(namesrv=_namesrv_for(namesrv, options), transport=transport, retries=Retries(tries_max))
 
 
+@contextmanager
+def warnings_shown(logger_name: str = "protomq") -> Iterator[None]:
+    """What the SDK warns of goes to stderr: a broker that is gone, one that is back, another member of the group."""
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("protomq: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    logger = logging.getLogger(logger_name)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 def _silence_log() -> None:
-    """A command says itself what went wrong, in one line; one that goes on for long shows the log's warnings (following.py)."""
+    """A command says itself what went wrong, in one line; one that goes on for long shows the log's warnings (`warnings_shown`)."""
     import logging
 
     logger = logging.getLogger("protomq")

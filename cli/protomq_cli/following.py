@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 import sys
@@ -25,7 +24,7 @@ import typer
 
 from protomq import QueueListener
 from protomq.errors import MemberUnknownError, ProtomqError, QueueNotOwnedError, TopicRecreatedError
-from protomq_cli.connection import open_admin, open_calls, open_consumer
+from protomq_cli.connection import open_admin, open_calls, open_consumer, warnings_shown
 from protomq_cli.offsets import OffsetRange
 from protomq_cli.partial import Missing
 from protomq_cli.permits import check_permitted
@@ -409,7 +408,7 @@ def follow(
     has_end = exit_at_end or (wanted is not None and wanted.end is not None)
     with (
         _ended_by_sigterm(),
-        _warnings_shown(),
+        warnings_shown(),
         closing(calls),
         open_consumer(
             namesrv,
@@ -490,17 +489,3 @@ def _ended_by_sigterm() -> Iterator[None]:
         raise typer.Exit(_SIGNALLED + signal.SIGTERM) from None
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _warnings_shown() -> Iterator[None]:
-    """What the SDK warns of goes to stderr: a broker that is gone, one that is back, another member of the group."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("protomq: %(message)s"))
-    handler.setLevel(logging.WARNING)
-    logger = logging.getLogger("protomq")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

@@ -37,20 +37,29 @@ def switch(
 ) -> None:  # fmt: skip
     """Have the master give the lead to a slave that is in sync; nothing is lost.
 
-    Sends wait for a second or so. If that broker leads already, all stays. Exit code 6: the master has refused, and still leads. 1: whether
-    the switch comes is not known yet.
+    Sends wait for a second or so. If that broker leads already, all stays. While nobody who may lead is in sync, it is waited for until
+    --timeout. Exit code 6: nothing was ordered since nobody was, or the master has refused, and still leads. 1: whether the switch comes is
+    not known yet.
     """
     from protomq.errors import RequestTimeoutError
 
     with open_admin(namesrv, timeout) as admin, open_admin(namesrv, timeout, 0.0) as fresh:
-        before = _leader_before(admin, broker, to)
-        if before is not None and _leads_already(before, to):
-            _print_leader(before, output)
-            return
-        if before is None:
-            raise CliError(
-                ExitCode.FAILURE, "NO_MASTER", f"nobody leads {broker}; `protomq ha status` says why"
-            )
+        give_up_s = time.monotonic() + timeout
+        before, states = _leader_before(admin, broker, to)
+        # The master drops an order for a slave that is not in sync when it sees it.
+        while before is None or not _can_take_over(before, states, to):
+            if before is None:
+                raise CliError(
+                    ExitCode.FAILURE, "NO_MASTER", f"nobody leads {broker}; `protomq ha status` says why"
+                )
+            if _leads_already(before, to):
+                _print_leader(before, output)
+                return
+            if time.monotonic() >= give_up_s:
+                raise _nobody_in_sync(before, to, timeout)
+            time.sleep(LOOK_INTERVAL_S)
+            states = _states(fresh, broker)
+            before = _leader(states)
         give_up_s = time.monotonic() + DONE_WITHIN_S
         is_left = True
         try:
@@ -90,7 +99,7 @@ def promote(
         switch(broker, to, namesrv, output, timeout)
         return
     with open_admin(namesrv, timeout) as admin, open_admin(namesrv, timeout, 0.0) as fresh:
-        before = _leader_before(admin, broker, to)
+        before, _ = _leader_before(admin, broker, to)
         if before is not None and _leads_already(before, to):
             _print_leader(before, output)
             return
@@ -141,14 +150,17 @@ def fixed_roles(broker: str) -> CliError:
     )
 
 
-def _leader_before(admin: Admin, broker: str, to: int | None) -> HaStatus | None:
-    """Who leads now, if anybody does. Raises CliError if nobody is elected there, or no broker that answers has the id that is to lead."""
+def _leader_before(admin: Admin, broker: str, to: int | None) -> tuple[HaStatus | None, list[HaStatus]]:
+    """Who leads now, if anybody does, and what all that answer say.
+
+    Raises CliError if nobody is elected there, or no broker that answers has the id that is to lead.
+    """
     states, failures = _states_and_failures(admin, broker)
     if not any(each.leadership for each in states):
         raise fixed_roles(broker)
     leader = _leader(states)
     if to is None or to in {each.broker_id for each in states} or (leader is not None and _is_id_of(leader, to)):
-        return leader
+        return leader, states
     failure = failures.get(f"{broker}/{to}")
     away = next((each for state in states for each in state.away if each.broker_id == to), None)
     if failure is not None or away is not None:
@@ -181,6 +193,26 @@ def _states_and_failures(admin: Admin, broker: str) -> tuple[list[HaStatus], dic
 def _is_id_of(leader: HaStatus, broker_id: int) -> bool:
     """A master is registered with the id 0, and has another one while it follows."""
     return broker_id == leader.broker_id or bool(leader.leadership and leader.leadership.broker_id == broker_id)
+
+
+def _can_take_over(leader: HaStatus, states: list[HaStatus], to: int | None) -> bool:
+    """Whether the one that is to lead is in sync and keeps up. `to` None: whether anybody is."""
+    assert leader.leadership is not None
+    ready = set(leader.leadership.in_sync) - {leader.leadership.member} - set(leader.leadership.late)
+    if to is None:
+        return bool(ready)
+    return any(each.broker_id == to and each.leadership is not None and each.leadership.member in ready for each in states)
+
+
+def _nobody_in_sync(leader: HaStatus, to: int | None, timeout_s: float) -> CliError:
+    assert leader.leadership is not None
+    what = "no slave was in sync" if to is None else f"broker_id {to} was not in sync"
+    return CliError(
+        ExitCode.REFUSED,
+        "NOT_SWITCHED",
+        f"{leader.broker_name} was not switched: {what} for {timeout_s:g} s. Nothing was ordered, and {leader.leadership.member} leads it"
+        f" in epoch {leader.epoch}, as before. `protomq ha status` tells who is in sync; a longer --timeout waits longer",
+    )
 
 
 def _leads_already(leader: HaStatus, to: int | None) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protomq_cli.connection import open_admin
+from protomq_cli.connection import open_admin, warnings_shown
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.message_text import origin_field, origin_text, time_text
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout
@@ -95,7 +95,7 @@ def trace(
     what it tells.
     """
     missing = Missing()
-    with open_admin(namesrv, timeout) as admin:
+    with open_admin(namesrv, timeout) as admin, warnings_shown("protomq.trace"):
         events = missing.take(lambda: admin.trace_of(message_id))
     rows = [
         {

@@ -341,6 +341,7 @@ def test_a_master_whose_disk_is_full_gives_the_lead_to_a_member_with_room_and_jo
             with old_disk.full():
                 wait_for(lambda: here.leading() in others, PATIENCE_S)
                 sends.wait_for_more()
+                assert not sends.failures, "they wait for the next master"
             new = here.wait_leading(3)
             assert new in others
             wait_for(lambda: not old.status().leadership.problems, PATIENCE_S)

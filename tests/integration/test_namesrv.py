@@ -239,6 +239,7 @@ def test_without_any_broker_a_route_is_refused_with_that_cause(call: Transport) 
         call("GetRoute", GetRouteRequest(topic="nobody_has_it"))
     assert error.value.message == "no broker is registered, so none has the topic nobody_has_it; start one"
     assert (error.value.reason, error.value.metadata["missing_brokers"]) == ("TOPIC_NOT_FOUND", "")
+    assert error.value.metadata["registered_brokers"] == "0"
 
 
 def test_garbage_is_refused_over_both_transports(namesrv: Namesrv, channel: grpc.Channel) -> None:

@@ -813,6 +813,101 @@ async def test_a_cancelled_wait_leaves_what_was_finished_before_it_to_the_last_c
     assert server.committed == {("g", "t", 0): 10}
 
 
+@pytest.mark.parametrize(("end", "committed"), [("returns", 3), ("raises", 0), ("exits", 0)])
+@pytest.mark.parametrize("closer", ["pull", "another"])
+def test_a_scheduled_pull_says_by_its_end_what_is_done_also_if_the_consumer_is_closed_meanwhile(
+    server: FakeServer, end: str, committed: int, closer: str
+) -> None:
+    server.append("t", 0, [b"%d" % number for number in range(3)])
+    source = consumer(server)
+    source.assign([Q0])
+    closing: list[threading.Thread] = []
+
+    def pull(_: MessageQueue, messages: Sequence[Message]) -> int:
+        assert len(messages) == 3
+        if closer == "pull":
+            source.close()
+        else:
+            closing.append(threading.Thread(target=source.close))
+            closing[0].start()
+            wait_for(lambda: source._closed)
+            time.sleep(0.1)
+        if end == "raises":
+            raise ValueError("broken")
+        if end == "exits":
+            raise SystemExit
+        return 0
+
+    if end == "exits":
+        with pytest.raises(SystemExit):
+            source.run_scheduled(pull)
+    else:
+        source.run_scheduled(pull)
+    for thread in closing:
+        thread.join(PATIENCE_S)
+    assert server.committed.get(("g", "t", 0), 0) == committed
+    with pytest.raises(ClosedError):
+        source.poll(0)
+
+
+@pytest.mark.parametrize(("end", "committed"), [("returns", 3), ("raises", 0), ("cancelled", 0)])
+@pytest.mark.parametrize("closer", ["pull", "another"])
+async def test_a_scheduled_pull_of_coroutines_says_by_its_end_what_is_done(
+    server: FakeServer, end: str, committed: int, closer: str
+) -> None:
+    server.append("t", 0, [b"%d" % number for number in range(3)])
+    source = AsyncPullConsumer("g", namesrv=server.address)
+    await source.assign([Q0])
+    closing: list[asyncio.Task[None]] = []
+
+    async def pull(_: MessageQueue, messages: Sequence[Message]) -> int:
+        assert len(messages) == 3
+        if closer == "pull":
+            await source.close()
+        else:
+            closing.append(asyncio.create_task(source.close()))
+            await async_wait_for(lambda: source._closed)
+            await asyncio.sleep(0.1)
+        if end == "raises":
+            raise ValueError("broken")
+        if end == "cancelled":
+            raise asyncio.CancelledError
+        return 0
+
+    if end == "cancelled":
+        with pytest.raises(asyncio.CancelledError):
+            await source.run_scheduled(pull)
+    else:
+        await source.run_scheduled(pull)
+    await asyncio.gather(*closing)
+    assert server.committed.get(("g", "t", 0), 0) == committed
+    with pytest.raises(ClosedError):
+        await source.poll(0)
+
+
+def test_a_close_waits_for_a_scheduled_pull_within_the_request_time_out(server: FakeServer) -> None:
+    server.append("t", 0, [b"0"])
+    source = consumer(server, request_timeout_s=0.3)
+    source.assign([Q0])
+    begun, end = threading.Event(), threading.Event()
+
+    def pull(_: MessageQueue, messages: Sequence[Message]) -> int:
+        begun.set()
+        assert end.wait(PATIENCE_S)
+        return 0
+
+    puller = threading.Thread(target=source.run_scheduled, args=(pull,))
+    puller.start()
+    assert begun.wait(PATIENCE_S)
+    began_s = time.monotonic()
+    source.close()
+    assert 0.2 < time.monotonic() - began_s < 3
+    assert not server.committed.get(("g", "t", 0)), "nobody knows whether it is done"
+    end.set()
+    puller.join(PATIENCE_S)
+    assert not puller.is_alive()
+
+
 class Watching(Hook):
     """Is called around each `poll`."""
 

@@ -19,9 +19,10 @@ from protomq import (
     TraceEvent,
     _trace,
 )
-from protomq._trace import Noted, Tracer
+from protomq._trace import TRACE_TOPIC, Noted, Tracer
 from protomq.errors import ProtomqError
 from protomq.testing import Broker
+from protomq.v1 import trace_pb2
 from tests.support.cli import jsonl, run
 from tests.support.waiting import wait_for
 
@@ -71,6 +72,21 @@ def test_the_trace_of_a_message_says_who_sent_and_who_consumed_it(protomq_server
     assert [(row["kind"], row["group"]) for row in rows] == [("SENT", "desk"), ("CONSUMED", "readers")]
     nobody = run("trace", "show", "0" * 40, namesrv=namesrv, code=4)
     assert "trace=True" in nobody.stderr
+
+
+def test_what_another_program_wrote_into_the_topic_is_skipped_with_a_warning(protomq_server: Broker) -> None:
+    namesrv = protomq_server.namesrv
+    with Producer(namesrv=namesrv, trace=True) as producer:
+        sent = producer.send("littered", b"hello")
+    traced(protomq_server, sent.message_id, 1)
+    at_no_time = trace_pb2.TraceBatch(events=[trace_pb2.TraceEvent(message_id=sent.message_id, time_ms=1 << 62)])
+    with Producer(namesrv=namesrv) as producer:
+        junk = producer.send(TRACE_TOPIC, b"\xffjunk", key=sent.message_id)
+        late = producer.send(TRACE_TOPIC, at_no_time.SerializeToString(), key=sent.message_id)
+    shown = run("trace", "show", sent.message_id, "-o", "jsonl", namesrv=namesrv)
+    assert [row["kind"] for row in jsonl(shown)] == ["SENT"]
+    assert f"protomq: message {junk.message_id} of {TRACE_TOPIC} is no trace\n" in shown.stderr
+    assert f"protomq: message {late.message_id} of {TRACE_TOPIC} has an event at no time: time_ms {1 << 62}\n" in shown.stderr
 
 
 def test_coroutines_trace_too(protomq_server: Broker) -> None:

@@ -42,7 +42,13 @@ from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
 from ._pull_logic import GROUP_LOOK_MIN_S, LOOP_POLL_S, POLL_MESSAGES, Ticket, logger
 from ._pull_schedule import COUNT_DEFAULT as PULL_COUNT_DEFAULT
-from ._pull_schedule import NEXT_DELAY_DEFAULT_MS, AsyncScheduledPull, PullSchedule
+from ._pull_schedule import (
+    NEXT_DELAY_DEFAULT_MS,
+    SCHEDULED_LOOK_S,
+    AsyncScheduledPull,
+    PullSchedule,
+    ScheduledRun,
+)
 from ._queue_listener import QueueListener
 from ._send_back import SentBack
 from ._show_settings import show_settings
@@ -256,8 +262,9 @@ class AsyncPullConsumer(ConsumerBase):
         """See PullConsumer.run_scheduled. `pull`: a coroutine function, or a function; a call that is cancelled gets its messages again."""
         check_count("max_messages", max_messages, 1)
         schedule = PullSchedule(pull, next_delay_ms, may_wait=True)
+        run = self._scheduled = ScheduledRun(asyncio.current_task())
         try:
-            while not self._closed:
+            while not self._closed and run.close_commit is None:
                 now_s = time.monotonic()
                 self._state.hold_back(schedule.not_due(self._state.queues, now_s), now_s)
                 messages = await self._poll_for(
@@ -279,7 +286,10 @@ class AsyncPullConsumer(ConsumerBase):
             if not self._closed:
                 raise
         finally:
+            self._scheduled = None
             self._state.hold_back((), time.monotonic())
+            if run.close_commit is not None:
+                await self.close(commit=run.close_commit)
 
     async def reply(
         self,
@@ -419,6 +429,11 @@ class AsyncPullConsumer(ConsumerBase):
         """Closes everything. Returns the warning about the last commit; "" if there is none."""
         if self._closing.is_own:
             return ""
+        scheduled = self._scheduled
+        if scheduled is not None and scheduled.owner is asyncio.current_task():
+            # What it has handed out is done if `pull` returns, and not if it raises.
+            scheduled.close_commit = commit
+            return ""
         if not self._closing.is_over:
             self._check_no_other_loop()
         if not self._closed:
@@ -426,13 +441,24 @@ class AsyncPullConsumer(ConsumerBase):
             closed(self)
             self._wake()
             self._state.end_loops()
-            if commit:
+            if commit and scheduled is None:
                 self._state.user_came_back()
         return await self._closing.wait(partial(self._end, commit), partial(self._end_in_a_hurry, commit), self._abort)
 
     async def _end(self, commit: bool) -> str:
+        if (scheduled := self._scheduled) is not None and await self._has_ended(scheduled) and commit:
+            self._state.user_came_back()
         await self._run(self._goodbye())
         return await self._leave(commit, float("inf"))
+
+    async def _has_ended(self, scheduled: ScheduledRun) -> bool:
+        """Waits until another task's `run_scheduled` has ended; whether it has, so that it is known what is done."""
+        give_up_s = time.monotonic() + self.options.request_timeout_s
+        while self._scheduled is scheduled:
+            if time.monotonic() >= give_up_s:
+                return False
+            await asyncio.sleep(SCHEDULED_LOOK_S)
+        return True
 
     async def _end_in_a_hurry(self, commit: bool) -> str:
         return await self._leave(commit, time.monotonic() + HURRY_S / 2)

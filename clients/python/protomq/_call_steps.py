@@ -18,15 +18,21 @@ from .errors import NoRouteError, ProtomqError
 _T = TypeVar("_T")
 
 
+def pause_for(pause_s: float) -> Steps[None]:
+    """Time passes until the next try."""
+    yield Pause(pause_s)
+
+
 def retried(
     attempt: Callable[[], Steps[_T]],
     decide: Callable[[ProtomqError], float | None],
     first_error: ProtomqError | None = None,
+    pause: Callable[[float], Steps[None]] = pause_for,
 ) -> Steps[_T]:
     """What an attempt returns. `decide` takes each failure, and says how many seconds to wait before the next; None: it was the last.
 
     `first_error`: of an attempt that was made already. The error that ends it is `definite` only if each was: an attempt whose answer was
-    lost may have been carried out.
+    lost may have been carried out. `pause`: waits; it may raise what ends the call.
     """
     error = first_error
     may_be_done = False
@@ -43,7 +49,7 @@ def retried(
             raise error
         error = None
         if pause_s:
-            yield Pause(pause_s)
+            yield from pause(pause_s)
 
 
 def call_broker(

@@ -25,6 +25,7 @@ from ._of_one_process import OfOneProcess
 from ._offset_calls import subscribed_queues
 from ._open_consumers import shared_queue, shared_queue_text, uncommitted_text
 from ._pull_logic import PullState, Ticket, logger
+from ._pull_schedule import ScheduledRun
 from ._queue_listener import QueueListener
 from ._requests import reply_steps, reply_timeout_s
 from ._routes import RouteBook
@@ -80,6 +81,8 @@ class ConsumerBase(OfOneProcess):
         self._is_newly_forked = False
         """Whether this is a forked child in which nothing was polled yet."""
         self._closed = False
+        self._scheduled: ScheduledRun | None = None
+        """A `run_scheduled` of another thread or task, or of this one."""
         self._was_cut_off = False
         """Whether a `close` was interrupted, so that the next one is to do all that is left."""
         self._began_s = time.monotonic()

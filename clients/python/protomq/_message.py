@@ -46,7 +46,6 @@ from .wire.record import (
     PHYSICAL_OFFSET_AT,
     PRODUCER_EPOCH_AT,
     PRODUCER_ID_AT,
-    QUEUE_ID_AT,
     QUEUE_OFFSET_AT,
     SEQUENCE_AT,
     SHARDING_HASH_AT,
@@ -259,8 +258,8 @@ class Message:
 
     @property
     def queue_id(self) -> int:
-        """The queue's number, as the broker stamped it."""
-        return int(_U32(self._rest, QUEUE_ID_AT)[0])
+        """The queue's number."""
+        return self.queue.queue_id
 
     @property
     def physical_offset(self) -> int:

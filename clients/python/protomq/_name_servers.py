@@ -18,7 +18,7 @@ from ._environment import namesrv_addresses
 from ._interrupts import comes_of_signal
 from ._late_imports import fork_waits
 from ._remoting_hello import split_address
-from ._retry import is_away
+from ._retry import is_away, knows_nobody
 from ._steps import Block, CallServer, Steps
 from ._types import BrokerAddress, MethodInfo
 from .errors import (
@@ -226,7 +226,8 @@ def _ask(
 ) -> Steps[bytes]:
     """Once; and once more where the connection was lost, as it is when the server was restarted since the last call."""
     try:
-        answer: bytes = yield CallServer(server, method, (request,), deadline_s - clock())
+        # A signal's handler may have taken all the time, as a close does.
+        answer: bytes = yield CallServer(server, method, (request,), max(deadline_s - clock(), _TRY_TIMEOUT_MIN_S))
     except ConnectionLostError:
         left_s = deadline_s - clock()
         if left_s <= 0:
@@ -259,11 +260,12 @@ def _no_name_server(server: BrokerAddress, method: MethodInfo) -> ConfigurationE
 def outcome_of_failures(errors: Sequence[ProtomqError], names: NameServerList) -> ProtomqError:
     """One error for all name servers: "not found" counts more than silence, for it is an answer.
 
-    Of such answers the first that names brokers which are away: another name server may have just started, and never heard of them.
+    Of such answers the first that names brokers which are away: another name server may have just started, and never heard of them. So
+    one that knows no broker at all counts least.
     """
     answers = [error for error in errors if isinstance(error, NotFoundError)]
     if answers:
-        return next(filter(is_away, answers), answers[0])
+        return min(answers, key=lambda answer: (not is_away(answer), knows_nobody(answer)))
     where = names.url or ", ".join(server.grpc_address for server in names.in_order())
     if not errors and names.trouble:
         return NoRouteError(

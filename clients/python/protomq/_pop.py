@@ -165,7 +165,8 @@ class SimpleConsumer(OfOneProcess):
 
         `message.queue` is a PoppedQueue: its `attempt` says which delivery this is. While a broker is away, is silent, or another master is
         elected, it is asked again until the hold is over. The others are asked meanwhile. If none has any, the list is empty. Raises
-        TopicNotFoundError, NotPermittedError, IllegalFilterError, GroupDisabledError, and NoRouteError if no name server answers.
+        TopicNotFoundError, NotPermittedError, IllegalFilterError, GroupDisabledError, and NoRouteError if no name server answers, or
+        knows any broker.
         Raises StoreFailedError if the log of the brokers has failed, and no other one takes over within the hold.
 
         A call that ends with another error, as by Ctrl-C or a signal handler, gives back what it has been given.

@@ -59,6 +59,7 @@ from ._retry import (
     Retries,
     attempt_timeout,
     is_away,
+    knows_nobody,
 )
 from ._route_looks import LOOK_S
 from ._send_back import attempt_fields, error_text, send_back_steps
@@ -76,6 +77,7 @@ from .errors import (
     RequestTimeoutError,
     StaleReceiptError,
     StoreFailedError,
+    TopicNotFoundError,
     TopicRecreatedError,
     TransportError,
     UnknownMethodError,
@@ -493,7 +495,12 @@ class PopSteps:
         """The route, and the brokers that are to be asked."""
         known, known_names = self._known_names
         has_several = known is not None and known.topic == wish.topic and len(known_names) > 1
-        route: Route = yield GetRoute(wish.topic, self._request_timeout_s, has_several)
+        try:
+            route: Route = yield GetRoute(wish.topic, self._request_timeout_s, has_several)
+        except TopicNotFoundError as error:
+            if knows_nobody(error) and not is_away(error):
+                raise NoRouteError(error.message, metadata=error.metadata) from error
+            raise
         names = [wish.queue.broker_name] if wish.queue is not None else self._readable(route)
         if not names:
             # The route may be from before somebody permitted it.

@@ -42,7 +42,13 @@ from ._open_consumers import closed, not_taken_text, opened
 from ._pull_logic import GROUP_LOOK_MIN_S, LOOP_POLL_S, POLL_MESSAGES, Ticket, logger
 from ._pull_multiplexer import PullMultiplexer
 from ._pull_schedule import COUNT_DEFAULT as PULL_COUNT_DEFAULT
-from ._pull_schedule import NEXT_DELAY_DEFAULT_MS, PullSchedule, ScheduledPull
+from ._pull_schedule import (
+    NEXT_DELAY_DEFAULT_MS,
+    SCHEDULED_LOOK_S,
+    PullSchedule,
+    ScheduledPull,
+    ScheduledRun,
+)
 from ._queue_listener import QueueListener, refuse_coroutines
 from ._routes import Routes
 from ._send_back import SentBack
@@ -307,23 +313,25 @@ class PullConsumer(ConsumerBase):
         queue that comes from another member is due at once. If `pull` raises, the error is logged, and it gets the same messages again
         after 1 s. When it returns, its messages are done, and are committed as after a `poll`. Calls come one after another, on this
         thread. Raises what `poll` raises.
+
+        A `close` while `pull` runs waits for its end, `request_timeout_s` at most, and then counts its messages as not done. One that
+        `pull` makes, or a signal's handler on its thread, takes effect when `pull` has ended.
         """
         check_count("max_messages", max_messages, 1)
         schedule = PullSchedule(pull, next_delay_ms, may_wait=False)
+        run = self._scheduled = ScheduledRun(threading.get_ident())
         try:
-            while not self._closed:
+            while not self._closed and run.close_commit is None:
                 now_s = time.monotonic()
                 with self._own_lock():
                     self._state.hold_back(schedule.not_due(self._state.queues, now_s), now_s)
-                messages = self._poll_for(schedule.next_due_in_s(now_s), max_messages, one_queue=True)
-                if not messages:
-                    continue
-                first = messages[0]
+                messages: list[Message] = []
                 try:
-                    schedule.pulled(first.queue, pull(first.queue, messages), time.monotonic())
-                except Exception as error:
-                    schedule.failed(first.queue, error, time.monotonic())
-                    self._give_back(messages)
+                    messages = self._poll_for(schedule.next_due_in_s(now_s), max_messages, one_queue=True)
+                    if messages:
+                        self._pull_scheduled(schedule, pull, messages)
+                except ProtomqError:
+                    raise
                 except BaseException:
                     self._give_back(messages)
                     raise
@@ -331,8 +339,19 @@ class PullConsumer(ConsumerBase):
             if not self._closed:
                 raise
         finally:
+            self._scheduled = None
             with self._own_lock():
                 self._state.hold_back((), time.monotonic())
+            if run.close_commit is not None:
+                self.close(commit=run.close_commit)
+
+    def _pull_scheduled(self, schedule: PullSchedule, pull: ScheduledPull, messages: list[Message]) -> None:
+        queue = messages[0].queue
+        try:
+            schedule.pulled(queue, pull(queue, messages), time.monotonic())
+        except Exception as error:
+            schedule.failed(queue, error, time.monotonic())
+            self._give_back(messages)
 
     def _give_back(self, messages: Sequence[Message]) -> None:
         with self._own_lock():
@@ -521,14 +540,20 @@ class PullConsumer(ConsumerBase):
 
     def _shut(self, commit: bool) -> str:
         """Closes everything. Returns the warning about the last commit; "" if there is none."""
+        scheduled, own_thread = self._scheduled, threading.get_ident()
+        if scheduled is not None and scheduled.owner == own_thread != self._polling_thread:
+            # What it has handed out is done if `pull` returns, and not if it raises.
+            scheduled.close_commit = commit
+            return ""
         is_first = not self._closed or self._was_cut_off
         self._was_cut_off, self._closed = False, True
         closed(self)
         try:
             self.wakeup()
+            has_ended = self._wait_for_scheduled(scheduled)
             with self._own_lock():
                 self._state.end_loops()
-                if commit and self._polling_thread != threading.get_ident():
+                if commit and has_ended and self._polling_thread != own_thread:
                     self._state.user_came_back()
                 if is_first:
                     self._run(self._goodbye())
@@ -538,6 +563,18 @@ class PullConsumer(ConsumerBase):
             self._leave_in_a_hurry(commit, is_first=is_first)
             self._was_cut_off = False
             raise
+
+    def _wait_for_scheduled(self, scheduled: ScheduledRun | None) -> bool:
+        """Waits until another thread's `run_scheduled` has ended; whether it has, so that it is known what is done."""
+        if scheduled is None or scheduled.owner == threading.get_ident():
+            return True
+        give_up_s = time.monotonic() + self.options.request_timeout_s
+        # No lock: a signal's handler may close, and close again.
+        while self._scheduled is scheduled:
+            if time.monotonic() >= give_up_s:
+                return False
+            time.sleep(SCHEDULED_LOOK_S)
+        return True
 
     def close_in_a_hurry(self) -> None:
         """As an interrupted `close` does; for whoever was interrupted before."""
@@ -612,6 +649,8 @@ class PullConsumer(ConsumerBase):
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), threading.RLock()
             self._is_newly_forked, self._has_polled = True, False
+            if self._scheduled is not None and self._scheduled.owner != threading.get_ident():
+                self._scheduled = None
             if self._pulls is not None:
                 self._pulls.abandon()
                 self._pulls = None

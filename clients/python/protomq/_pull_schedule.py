@@ -25,11 +25,26 @@ ERROR_DELAY_MS: Final = 1_000
 """RocketMQ's pullTaskDelayTimeMillsWhenException."""
 COUNT_DEFAULT: Final = 32
 DELAY_MAX_MS: Final = 40 * 86_400_000
+SCHEDULED_LOOK_S: Final = 0.01
+"""Between two looks of a `close` whether a call has ended."""
 LOOK_AGAIN_S: Final = 1.0
 """A poll of all that is due ends then, for more may be due."""
 
 ScheduledPull = Callable[[MessageQueue, list[Message]], int | None]
 AsyncScheduledPull = Callable[[MessageQueue, list[Message]], Awaitable[int | None] | int | None]
+
+
+class ScheduledRun:
+    """A `run_scheduled` that goes on: whether what it has handed out is done is said by how `pull` ends, also where somebody closes.
+
+    `owner`: its thread, or its task. `close_commit`: it was closed from within a `pull`, with that `commit`, and ends when that has ended.
+    """
+
+    __slots__ = ("close_commit", "owner")
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+        self.close_commit: bool | None = None
 
 
 class PullSchedule:

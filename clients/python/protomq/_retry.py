@@ -55,6 +55,9 @@ A send is tried again within its total time-out (3 s), by these rules:
 - A queue that a sharding key or a selector has chosen may not be written any more while its broker is drained. Then the queue is chosen
   again, by a new route, until the time is over. A queue that is named keeps the error. So does a batch of which a part is stored.
 - Where no broker lets anybody write the topic, the route is asked for again for half a second: the permission may be back.
+- A broker may ask for a long pause, as one whose disk is full does (10 s). The route is looked at each second meanwhile. Another master of
+  that name ends the pause, or another broker for what may go to any queue. An elected master whose disk is full gives its lead away.
+  If its pause is longer than the time that is left, the send waits for the next master.
 - While the name server says that all brokers of the topic are away, the route is asked for again until the time is over.
 - An attempt gets half of the time that is left, so that a lost answer leaves time to ask again. It ends early, as a lost connection does,
   where its broker is silent and the route names another master for it: see `SyncTransport.is_replaced`.
@@ -98,6 +101,13 @@ AWAY_PAUSE_S: Final = 0.1
 
 PERMISSION_WAIT_S: Final = 0.5
 """How long a topic is looked up that no broker lets anybody write: a name server hears of a change within a fraction of that."""
+
+ROUTE_LOOK_S: Final = 1.0
+"""Between two looks at the route while a send pauses since its broker has asked for it."""
+ROUTE_ANSWER_S: Final = 0.1
+"""For which a look waits. What comes later is seen by the next one."""
+LAST_TRY_S: Final = 0.5
+"""What such a pause leaves of the time-out."""
 
 PAUSE_MIN_S: Final = 0.05
 """Between two tries of a call, unless the server asks for more."""
@@ -268,6 +278,11 @@ def is_away(error: Exception) -> bool:
 def away_error(error: ProtomqError) -> NoRouteError:
     """What callers hear of that: the topic is there, as far as is known, and nobody has deleted it."""
     return NoRouteError(error.message, metadata=error.metadata)
+
+
+def knows_nobody(error: Exception) -> bool:
+    """Whether a name server says that no broker is registered there: it may have just started, and says nothing of the topic."""
+    return isinstance(error, TopicNotFoundError) and error.metadata.get("registered_brokers") == "0"
 
 
 def is_denial(error: ProtomqError) -> bool:

@@ -256,9 +256,12 @@ def _route_of(message: route_service_pb2.Route) -> Route:
     brokers: dict[str, tuple[int, BrokerAddress, Permission]] = {}
     slaves: dict[tuple[str, int], BrokerAddress] = {}
     replaceable: set[str] = set()
+    elected: set[str] = set()
     for broker in message.brokers:
         if broker.broker_id or broker.epoch:
             replaceable.add(broker.broker_name)
+        if broker.epoch and not broker.broker_id:
+            elected.add(broker.broker_name)
         if broker.broker_id:
             slaves[broker.broker_name, broker.broker_id] = broker_address(broker)
         best = brokers.get(broker.broker_name)
@@ -308,6 +311,7 @@ def _route_of(message: route_service_pb2.Route) -> Route:
         is_read_permitted=readable_count > 0 or not known_count,
         is_partly_closed=0 < writable_count < known_count,
         lone_brokers=frozenset(brokers.keys() - replaceable),
+        elected_brokers=frozenset(elected),
     )
 
 
@@ -438,6 +442,8 @@ class Routes(RouteBook):
         self, transport: SyncTransport, namesrv: str | Sequence[str] | None = None, *, sends: bool = False
     ) -> None:
         super().__init__(namesrv, sends=sends)
+        self._transport = transport
+        self._sends = sends
         self._driver = Driver(transport)
 
     def get(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
@@ -454,7 +460,13 @@ class Routes(RouteBook):
             route = self._cache.known(topic, now_s)
         if route is not None:
             return self._refreshing(route)
-        return self._driver.run(self._look_up_steps(topic, self._wait_s(topic, timeout_s)))
+        try:
+            return self._driver.run(self._look_up_steps(topic, self._wait_s(topic, timeout_s)))
+        except ProtomqError as error:
+            # By a signal's handler, in the midst of the look-up.
+            if self._sends and self._transport.is_closed and not isinstance(error, ClosedError):
+                raise ClosedError("the producer was closed before the message was sent") from error
+            raise
 
     def current(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
         """As `get`, but waits only where nothing is known: an outdated route is looked up behind the caller's back."""

@@ -6,9 +6,10 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from ._permitted import no_master_of
-from ._retry import NextStep, RetryPlan, backoff_delay
+from ._retry import LAST_TRY_S, ROUTE_LOOK_S, NextStep, RetryPlan, backoff_delay
 from ._types import MessageQueue, Route
 from .errors import (
+    DiskFullError,
     ProtomqError,
     QueueNotFoundError,
     SendOutOfOrderError,
@@ -46,10 +47,13 @@ class RequestRetries:
         self._failed_attempts = 0
         self._unknown_at: set[str] = set()
         self._queue_is_gone = False
+        self.is_last_wait = False
+        """The pause lasts as long as there is time. Unless it `is_over`, there is no further try."""
 
     def decide(self, error: ProtomqError) -> float | None:
         """Seconds until the next attempt, None: no more. See `_call_steps.retried`."""
         self._failed_attempts += 1
+        self.is_last_wait = False
         if self._can_begin_anew(error):
             self._step = NextStep.SAME_BROKER
             now_s = self._core.clock()
@@ -63,7 +67,14 @@ class RequestRetries:
         if self._step is NextStep.GIVE_UP:
             return None
         delay_s = backoff_delay(self._failed_attempts, error, self._step, self._core.rng)
-        due_s = self._core.clock() + delay_s
+        now_s = self._core.clock()
+        # An elected master gives its lead away soon, to one that has room, while its own pause says when it may have some itself.
+        if now_s + delay_s >= self._deadline_s and isinstance(error, DiskFullError) and self._is_elected:
+            self.is_last_wait = True
+            delay_s = self._deadline_s - LAST_TRY_S - now_s
+            if delay_s <= ROUTE_LOOK_S:
+                return None
+        due_s = now_s + delay_s
         if due_s >= self._deadline_s or self._is_too_late(due_s):
             return None
         queue = self._request.queue
@@ -72,6 +83,31 @@ class RequestRetries:
             queue.topic, queue.broker_name, queue.queue_id, self._step.value, delay_s, error,
         )  # fmt: skip
         return delay_s
+
+    @property
+    def _is_elected(self) -> bool:
+        return self._request.queue.broker_name in self._route.elected_brokers
+
+    def looks(self, pause_s: float) -> bool:
+        """Whether the route is to be looked at in a pause: another one may take the broker's place, or the message."""
+        is_lone = self._request.queue.broker_name in self._route.lone_brokers
+        return self._step is NextStep.SAME_BROKER and pause_s > ROUTE_LOOK_S and (not is_lone or self._may_move)
+
+    @property
+    def _may_move(self) -> bool:
+        return self._request.queue_is_open and not self._plan.outcome_unknown
+
+    def is_over(self, route: Route) -> bool:
+        """Whether the route, as it is now, ends a pause that a broker has asked for."""
+        request = self._request
+        name = request.queue.broker_name
+        address = route.brokers.get(name, request.address)
+        if name not in route.leaderless_brokers and address != request.address:
+            return True
+        if self._may_move and any(writable != name for writable in route.writable_brokers):
+            self._step = NextStep.ANOTHER_BROKER
+            return True
+        return False
 
     def _can_begin_anew(self, error: ProtomqError) -> bool:
         """The broker does not know what it has acknowledged. Whether this request is surely not stored there: then it goes as the first.

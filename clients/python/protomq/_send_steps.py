@@ -15,7 +15,16 @@ from ._choices import Choices, choices_of_batch
 from ._delays import When, broker_of_handle, check_unanswered, decode_recall, encode_recall
 from ._methods import RECALL_MESSAGE, SEND
 from ._outgoing import BatchResult, OutgoingMessage, Stored
-from ._retry import AWAY_PAUSE_S, PERMISSION_WAIT_S, RECALL, attempt_timeout, is_away, is_denial
+from ._retry import (
+    AWAY_PAUSE_S,
+    PERMISSION_WAIT_S,
+    RECALL,
+    ROUTE_ANSWER_S,
+    ROUTE_LOOK_S,
+    attempt_timeout,
+    is_away,
+    is_denial,
+)
 from ._send_arguments import field_of, when_of_message
 from ._send_core import SendCore
 from ._send_request import Request, address_of, fits
@@ -24,6 +33,7 @@ from ._steps import CallServer, Each, ForgetRoute, GetRoute, Pause, SendOneWay, 
 from ._types import Body, MessageQueue, Route, Target
 from .errors import (
     BatchIncompleteError,
+    ClosedError,
     NoRouteError,
     NotPermittedError,
     ProtomqError,
@@ -88,6 +98,7 @@ def send_again(
     """The further tries of a request whose first has failed with `error`. Raises the last error."""
     topic = route.topic
     retries = RequestRetries(core, request, deadline_s, route)
+    last_error = error
 
     def attempt() -> Steps[Stored]:
         try:
@@ -98,12 +109,49 @@ def send_again(
                 yield forget_route(topic, again)
             raise
 
+    def decide(failed: ProtomqError) -> float | None:
+        nonlocal last_error
+        last_error = failed
+        return retries.decide(failed)
+
+    def pause(pause_s: float) -> Steps[None]:
+        if (yield from _pause_until_over(topic, retries, pause_s)):
+            return
+        if retries.is_last_wait:
+            raise last_error
+
     if _doubts_route(error):
         yield forget_route(topic, error)
     try:
-        return (yield from retried(attempt, retries.decide, error))
-    except ProtomqError as last_error:
-        raise retries.final_error(last_error) from None
+        return (yield from retried(attempt, decide, error, pause))
+    except ProtomqError as ended:
+        raise retries.final_error(ended) from None
+
+
+def _pause_until_over(topic: str, retries: RequestRetries, pause_s: float) -> Steps[bool]:
+    """A pause; whether the route has ended it. It is looked at behind the caller's back: nothing says that it is wrong."""
+    left_s = pause_s
+    looks = retries.looks(pause_s)
+    while looks and left_s > ROUTE_ANSWER_S:
+        part_s = min(ROUTE_LOOK_S, left_s)
+        left_s -= part_s
+        yield Pause(part_s - ROUTE_ANSWER_S)
+        yield ForgetRoute(topic, may_be_old=True)
+        try:
+            yield GetRoute(topic, ROUTE_ANSWER_S, may_be_old=True)
+            yield Pause(ROUTE_ANSWER_S)
+            route: Route = yield GetRoute(topic, ROUTE_ANSWER_S, may_be_old=True)
+        except ClosedError:
+            raise
+        except ProtomqError:
+            # Nothing is known of the topic: the next try tells why.
+            looks = False
+        else:
+            if retries.is_over(route):
+                return True
+    if left_s > 0:
+        yield Pause(left_s)
+    return False
 
 
 def _doubts_route(error: ProtomqError) -> bool:

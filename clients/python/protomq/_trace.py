@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ._message import Message
     from ._transport_options import TransportOptions
 
-logger = logging.getLogger("protomq")
+logger = logging.getLogger("protomq.trace")
 
 PENDING_MAX: Final = 10_000
 EVENTS_PER_MESSAGE: Final = 60

@@ -287,6 +287,11 @@ class SyncTransport:
             ),
         )
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no calls any more."""
+        return self._closed
+
     def kind(self, address: BrokerAddress) -> Kind | Literal[""]:
         """The transport last used for the server: "remoting", "grpc", or "" before the first call."""
         return self._kinds.get(address, "")

@@ -152,6 +152,7 @@ class Route:
     `slaves`: by name and broker id. `leaderless_brokers`: names of which only slaves are known now. `is_write_permitted`,
     `is_read_permitted`: not if the permission of the topic or the broker forbids it everywhere. `is_partly_closed`: some brokers
     forbid to write, and others do not. `lone_brokers`: names of masters that were not elected and have no slave: nobody takes their place.
+    `elected_brokers`: names of masters that were elected in etcd.
     """
 
     topic: str
@@ -166,6 +167,7 @@ class Route:
     is_read_permitted: bool = True
     is_partly_closed: bool = False
     lone_brokers: frozenset[str] = frozenset()
+    elected_brokers: frozenset[str] = frozenset()
 
 
 class QueueRange(NamedTuple):

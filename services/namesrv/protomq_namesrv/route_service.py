@@ -258,7 +258,7 @@ class RouteService:
                 Code.NOT_FOUND,
                 "TOPIC_NOT_FOUND",
                 text,
-                metadata={"topic": topic, "missing_brokers": gone},
+                metadata={"topic": topic, "missing_brokers": gone, "registered_brokers": str(len(snapshot.registrations))},
             )
         return GetRouteResponse(route=route).SerializeToString()
 

@@ -76,7 +76,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
         True,
         optional=("field", "size_bytes", "limit_bytes", "count", "limit"),
     ),
-    "TOPIC_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("topic",), ("missing_brokers",)),
+    "TOPIC_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("topic",), ("missing_brokers", "registered_brokers")),
     "QUEUE_NOT_FOUND": ReasonRule(
         Code.NOT_FOUND, True, ("topic", "queue_id"), ("queue_ids", "read_queues", "write_queues")
     ),

@@ -161,6 +161,10 @@ def test_of_name_servers_the_one_counts_that_knows_who_is_away() -> None:
     assert outcome_of_failures([new, old], names) is old
     assert outcome_of_failures([old, new], names) is old
     assert outcome_of_failures([new], names) is new
+    started = TopicNotFoundError("no broker", metadata={"topic": "T", "missing_brokers": "", "registered_brokers": "0"})
+    assert outcome_of_failures([started, new], names) is new
+    assert outcome_of_failures([started, new, old], names) is old
+    assert outcome_of_failures([started], names) is started
 
 
 def test_who_is_away_is_not_who_denies() -> None:

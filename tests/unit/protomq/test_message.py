@@ -212,6 +212,14 @@ def test_many_messages_with_one_damaged_one() -> None:
     assert messages[78].body == b"body-78"
 
 
+def test_a_popped_message_that_retention_has_moved_has_one_place() -> None:
+    """It stands in queue 0 of %RETRY%<group>, whose number its record has, and is the message of its first place all the same."""
+    message = Message.from_record(make_record(), QUEUE, 7)
+    assert record_pb2.Record.FromString(message.record).queue_id == 0
+    assert (message.topic, message.queue_id, message.queue_offset) == (*QUEUE[::2], 7)
+    assert "topic/broker-a/3@7" in repr(message)
+
+
 def assert_same(message: Message, record: record_pb2.Record) -> None:
     assert message.body == record.body == message.stored_body
     assert message.keys == tuple(record.keys)
@@ -221,9 +229,10 @@ def assert_same(message: Message, record: record_pb2.Record) -> None:
     assert message.sharding_key == record.attributes.sharding_key
     assert message.born_host == record.attributes.born_host
     assert message.topic == QUEUE.topic
+    assert message.queue_id == QUEUE.queue_id
     for name in (
         "tag_code", "key_hash", "producer_id", "producer_epoch", "sequence", "sharding_hash", "crc32c", "born_time_ms", "flags",
-        "queue_id", "store_time_ms", "physical_offset",
+        "store_time_ms", "physical_offset",
     ):  # fmt: skip
         assert getattr(message, name) == getattr(record, name), name
     assert record_pb2.Record.FromString(message.record) == record

@@ -521,6 +521,18 @@ def test_while_all_brokers_of_a_topic_are_away_the_route_is_looked_up_again() ->
     assert brokers.receive(hold_s=3.0) == []
 
 
+def test_a_name_server_that_knows_no_broker_says_nothing_of_the_topic() -> None:
+    """It has just started. TopicNotFoundError is for a wrong name."""
+    nobody = TopicNotFoundError("no broker is registered", metadata={"missing_brokers": "", "registered_brokers": "0"})
+    brokers = Brokers("a")
+    brokers.route_failures = [nobody]
+    with pytest.raises(NoRouteError, match="no broker is registered"):
+        brokers.receive()
+    brokers.route_failures = [TopicNotFoundError("no topic", metadata={"missing_brokers": "", "registered_brokers": "1"})]
+    with pytest.raises(TopicNotFoundError):
+        brokers.receive()
+
+
 def test_where_no_route_leads_is_said_when_the_hold_is_over() -> None:
     brokers = Brokers("a")
     with pytest.raises(NoRouteError):

@@ -562,6 +562,7 @@ def test_permissions_and_slaves_decide_what_is_written_and_read() -> None:
     assert found.brokers["a"].grpc_address == "a0:1"
     assert found.brokers["c"].grpc_address == "c2:1"
     assert found.is_partly_closed
+    assert found.elected_brokers == {"e"}
     assert found.lone_brokers == {"b", "d"}, "the others have slaves, or were elected"
 
 

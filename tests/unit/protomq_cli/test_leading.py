@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -130,6 +131,8 @@ def test_an_order_is_not_done_when_another_one_leads(admin: FakeAdmin, command: 
     if command == UNCLEAN:
         del admin.states[0]
     third = status(3, BrokerRole.SLAVE, replace(FOLLOWS, member="m3", broker_id=3))
+    in_sync = replace(LEADS, in_sync=("m1", "m2", "m3"))
+    admin.states = [replace(each, leadership=in_sync) if each.leadership is LEADS else each for each in admin.states]
     admin.states.append(third)
     said = run(*command, "3", code=6)
     assert "broker_id 1 (store m1) leads pair in epoch 4, and not 3" in said.stderr
@@ -149,6 +152,48 @@ def nobody_else() -> RequestTimeoutError:
 @pytest.fixture
 def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leading, "DONE_WITHIN_S", 0.0)
+
+
+ALONE = (replace(LEADS, in_sync=("m2",)), replace(LEADS, late=("m1",)))
+"""Nobody is in sync, or keeps up: the master would drop an order."""
+
+
+@pytest.mark.parametrize("alone", ALONE)
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ((*SWITCH, "1"), "broker_id 1 was not in sync"),
+        ((*PROMOTE, "1"), "broker_id 1 was not in sync"),
+        (("ha", "switch", "pair"), "no slave was in sync"),
+        (("ha", "demote", "pair"), "no slave was in sync"),
+    ],
+)
+def test_a_switch_that_nobody_can_take_is_ordered_to_nobody_and_ends_within_the_time_out(
+    admin: FakeAdmin, alone: LeadershipStatus, command: tuple[str, ...], what: str
+) -> None:
+    admin.states[0] = status(0, BrokerRole.SYNC_MASTER, alone)
+    begun_s = time.monotonic()
+    said = run(*command, "--timeout", "0.3", code=6).stderr
+    assert time.monotonic() - begun_s < 3
+    assert f"pair was not switched: {what} for 0.3 s. Nothing was ordered, and m2 leads it in epoch 3" in said
+    assert not admin.orders
+
+
+@pytest.mark.parametrize("to", [(), ("--to", "1")])
+def test_a_slave_that_comes_in_sync_within_the_time_out_is_ordered_to_lead(admin: FakeAdmin, to: tuple[str, ...]) -> None:
+    in_sync = admin.states
+    behind = [status(0, BrokerRole.SYNC_MASTER, ALONE[0]), in_sync[1]]
+    looks = iter([behind, behind, behind])
+    ordered = admin.ha_status
+    admin.ha_status = lambda broker: next(looks, None) or ordered(broker)  # type: ignore[method-assign]
+    assert "m1" in run("ha", "switch", "pair", *to).stdout
+    assert admin.orders == [1 if to else None]
+
+
+def test_another_slave_in_sync_is_not_the_one_that_was_named(admin: FakeAdmin) -> None:
+    admin.states.append(status(3, BrokerRole.SLAVE, replace(FOLLOWS, member="m3", broker_id=3)))
+    assert "broker_id 3 was not in sync" in run(*SWITCH, "3", "--timeout", "0.2", code=6).stderr
+    assert not admin.orders
 
 
 @pytest.mark.usefixtures("no_time")

@@ -28,7 +28,7 @@ def message_of(
 def test_a_row_has_all_that_there_is_to_know() -> None:
     row = message_row(message_of("größe".encode(), key="N1", tag="AA", properties={"a": "1"}))
     assert row == {
-        "topic": "flights", "broker": "broker-a", "queue_id": 0, "queue_offset": 47,
+        "topic": "flights", "broker": "broker-a", "queue_id": 3, "queue_offset": 47,
         "message_id": "00000000000000AB000000010000000000000007", "keys": ["N1"], "tag": "AA",
         "properties": {"a": "1"}, "sharding_key": "N1", "born_time": "2021-06-01T00:00:00.250Z", "store_time": "",
         "physical_offset": 0, "size_bytes": 7, "body": "größe",
@@ -83,7 +83,7 @@ def test_a_template_writes_the_parts_that_it_names() -> None:
     message = message_of(b"x", key="N1", tag="AA", properties={"a": "ü"})
     template = Template(r"%t/%b/%q@%o %k %g %v %s %i %h 100%%\t\\\n")
     assert template.write(message).decode() == (
-        "flights/broker-a/0@47 N1 AA x 1 00000000000000AB000000010000000000000007 "
+        "flights/broker-a/3@47 N1 AA x 1 00000000000000AB000000010000000000000007 "
         '{"a": "ü"} 100%\t\\\n'
     )
 
@@ -96,7 +96,7 @@ def test_a_template_writes_bodies_byte_by_byte() -> None:
 def test_a_damaged_message_is_an_error_whatever_the_template_names(text: str) -> None:
     record = message_of(b"sound").record.replace(b"sound", b"noise")
     damaged = Message.from_record(record, QUEUE, 47)
-    with pytest.raises(CorruptMessageError, match=r"flights/broker-a/0@47.*CRC-32C is wrong"):
+    with pytest.raises(CorruptMessageError, match=r"flights/broker-a/3@47.*CRC-32C is wrong"):
         Template(text).write(damaged)
 
 
