@@ -68,7 +68,8 @@ def test_a_deletion_that_is_in_the_log_costs_no_rebuild(again: bool, caplog: pyt
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_follower_is_truncated_to_before_the_deletion_of_a_topic(restarts: bool) -> None:
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_follower_is_truncated_to_before_the_deletion_of_a_topic(restarts: bool, is_written: bool) -> None:
     leader, follower = pair()
     fill(leader)
     follow(leader, follower)
@@ -80,7 +81,8 @@ def test_a_follower_is_truncated_to_before_the_deletion_of_a_topic(restarts: boo
     delete(leader, again=True)
     leader.delete_topic("topic")
     follow(leader, follower, confirmed=False)
-    write_derived(follower)
+    if is_written:
+        write_derived(follower)
     disk = disk_of(follower)
     if restarts:
         follower = open_store(disk.killed(), follows=True)

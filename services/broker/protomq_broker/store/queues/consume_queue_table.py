@@ -340,11 +340,7 @@ class ConsumeQueueTable:
 
     def remove_topic(self, topic: str) -> None:
         """Forgets a topic's queues, any thread; the files go with the next flush. A topic of that name begins again, from offset 0."""
-        with self._lock:
-            queues = self._queues.pop(topic, None)
-            if queues is not None:
-                self._dirty.difference_update(queues.values())
-                self._removed.append((topic, list(queues.values()), self._covered_position))
+        self._remove_topic(topic, self._covered_position)
 
     def close(self) -> None:
         """Closes the files. Call `checkpoint` before."""
@@ -493,7 +489,7 @@ class ConsumeQueueTable:
             except ConsumeQueueDamagedError:
                 continue  # readers are told, and the next start sees to it
             if len(old) == len(queues) and not is_known:
-                self.remove_topic(topic)
+                self._remove_topic(topic, position + 1)  # the replay has not come to the deletion yet
                 continue
             for queue in old:  # others of a topic that was created again are in use
                 restart(queue)
@@ -511,6 +507,13 @@ class ConsumeQueueTable:
             self._truncate(end_position)
 
     # Parts.
+
+    def _remove_topic(self, topic: str, deleted_at: int) -> None:
+        with self._lock:
+            queues = self._queues.pop(topic, None)
+            if queues is not None:
+                self._dirty.difference_update(queues.values())
+                self._removed.append((topic, list(queues.values()), deleted_at))
 
     def _knows_removals(self, queue: ConsumeQueue, last_position: int) -> bool:
         is_from_table = queue.end_offset == queue.loaded_offset
