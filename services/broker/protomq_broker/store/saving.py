@@ -195,6 +195,8 @@ class Saver:
                 self._told_start = cut, positions.appended
             if positions.waits_for_replicas and positions.confirmed < self._told_start[1]:
                 return folder.first_position  # a replica that leads must have what was carried
+        if self._files.pending.is_rebuilding:
+            return folder.first_position  # what the log says of the ends of delayed messages is still to be read
         crc = self._chain_into(cut) if cut > folder.first_position else None
         removed = self._log.remove_segments_below(cut)
         first = folder.first_position
