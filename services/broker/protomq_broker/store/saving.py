@@ -114,10 +114,14 @@ class Saver:
         return not has_to_wait
 
     def checkpoint_last(self) -> None:
-        """The checkpoint of a store that closes, if replicas have all of the log. Else the one before it stands."""
+        """The checkpoint of a store that closes, if replicas have all of the log. Else the one before it stands, and it is only noted up to
+        where the log is synced: damage there is no torn tail.
+        """
         self._drop()
-        self.checkpoint()
+        has_to_wait = not self.checkpoint()
         self._drop()
+        if has_to_wait:
+            self._leadership.keep_synced_position()
 
     def _capture(self) -> _Captured:
         tail = self._positions.tail

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
+from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import open_store
-from .test_following import disk_of
+from .test_following import disk_of, fill, follow, pair
 
 
 def master_with_delays(count: int) -> Store:
@@ -39,3 +44,26 @@ def test_a_checkpoint_that_waits_while_the_timer_begins_to_be_rebuilt_forgets_no
     again = open_store(disk_of(store).killed(), clock=ManualClock(), follows=True)
     assert again.pending.count == 3
     assert len(again.pending.due(1 << 60, 10)) == 3
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_damage_of_what_a_clean_close_has_synced_is_no_torn_tail_though_replicas_lack_it(leads: bool) -> None:
+    """The close writes no checkpoint, so that files beside the log know nothing that a fail-over takes back."""
+    leader, store = pair()
+    fill(leader)
+    follow(leader, store)
+    assert store.checkpoint()
+    if leads:
+        store.lead(waits_for_replicas=True)
+        fill(store, 3, 20)
+    else:
+        fill(leader, 3, 20)
+        follow(leader, store, confirmed=False)
+    end = store.appended_position
+    store.close()
+    assert store.is_closed_clean
+    disk = disk_of(store).crash(random.Random(1), keep=0.0)
+    assert open_store(disk.killed(), follows=True).appended_position == end
+    disk.flip_bit(f"/s/commitlog/{0:020d}", 8 * (end - 60))
+    with pytest.raises(CorruptLogError, match=f"the log had been synced up to {end}"):
+        open_store(disk, follows=True)
