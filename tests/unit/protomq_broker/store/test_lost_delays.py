@@ -44,7 +44,8 @@ def store_that_loses(*, is_delivered: bool) -> tuple[SimDisk, int]:
 def expect(store: Store, count: int) -> None:
     assert store.pending.count == count == sum(map(len, store.pending.below(1 << 62)))
     assert (store.pending.size_bytes > 0) is (count > 0)
-    store.checkpoint()
+    store.positions.note_replicated(store.appended_position)
+    assert store.checkpoint()
     assert store.checkpoint_failure == ""
 
 
