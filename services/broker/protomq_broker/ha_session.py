@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from protomq.v1 import ha_service_pb2 as ha
 from protomq_ha.intake import Intake, LogPart
 
+from .store.errors import DiskFullError
 from .store.log.agreement import START, LogPoint
 
 if TYPE_CHECKING:
@@ -115,17 +116,24 @@ class FollowSession:
         if response.status != ha.FETCH_STATUS_OK:
             return False
         store, intake = self._store, self._intake
+        self._confirmed_position = max(self._confirmed_position, response.confirmed_position)
         if part.octets:
             run = intake.add(response.position, part)
             at = intake.position
             before = self._previous_crc32c
-            end = self._on_writer(lambda: store.append_verbatim(at, run, may_end_within=True, previous_crc32c=before))
+            try:
+                end = self._on_writer(lambda: store.append_verbatim(at, run, may_end_within=True, previous_crc32c=before))
+            except DiskFullError:
+                self._note_confirmed()  # of what is stored: it waits for nothing else
+                raise
             intake.stored(end)
             if response.counts_flushed or store.config.sync_flush:
                 store.flush()
-        self._confirmed_position = max(self._confirmed_position, response.confirmed_position)
-        # No more than is stored here: behind that, the log of the next master may be another one.
-        store.positions.note_replicated(min(self._confirmed_position, store.appended_position))
+        self._note_confirmed()
         self.end_position, self.log_time_ms = response.end_position, response.log_time_ms
         self._heard_ms = max(self._heard_ms, response.said_ms)
         return True
+
+    def _note_confirmed(self) -> None:
+        # No more than is stored here: behind that, the log of the next master may be another one.
+        self._store.positions.note_replicated(min(self._confirmed_position, self._store.appended_position))

@@ -104,8 +104,9 @@ class RemotingClient:
         """
         self.address = address
         self.received_count = 0
-        self.is_woken = False
         """How often something has come on this connection: a long answer comes in many pieces."""
+        self.is_woken = False
+        """Whether the last `wait` was ended by `wake`."""
         self._begun_s: float | None = None
         """When the first bytes of an answer came whose end has not come yet."""
         self._lend = lend

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
 from protomq.v1 import ha_service_pb2 as ha
@@ -9,6 +11,7 @@ from protomq.wire.record import RecordTemplate, encode_record_field
 from protomq_broker.fetch_answers import AnswerMemory
 from protomq_broker.ha_session import FollowSession
 from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.state.topics import TopicConfig
@@ -122,3 +125,15 @@ def test_a_slave_has_caught_up_when_it_has_all_that_its_master_had_when_the_sess
     again = FollowSession(store, lambda function: function())
     assert again.began(*an_answer(len(log), b"", len(log)))
     assert again.has_caught_up
+
+
+def test_a_slave_whose_disk_is_full_gives_what_is_confirmed_of_its_log() -> None:
+    store = a_store(follows=True)
+    session = FollowSession(store, lambda function: function())
+    log = log_of_a_master()
+    assert session.began(*an_answer(0, log, 0))
+    assert store.readable_position == 0
+    with mock.patch.object(store, "append_verbatim", side_effect=DiskFullError("full")), pytest.raises(DiskFullError):
+        session.took(*an_answer(len(log), log, 2 * len(log)))
+    assert store.readable_position == len(log)
+    assert store.checkpoint()

@@ -84,7 +84,7 @@ class Leadership:
             if self._log.failure:
                 raise StoreFailedError(self._log.failure)
             if self.follower is not None:
-                self._write_epochs(self.follower)
+                self._write_epochs(self.follower.epochs)
 
     def append_verbatim(
         self,
@@ -158,12 +158,17 @@ class Leadership:
             follower, files = self.follower, self._files
             if follower is None or (files.has_written_epochs and follower.epochs.rows == files.epochs.rows):
                 return
-            self._write_epochs(follower)
+            self._write_epochs(follower.epochs)
 
-    def _write_epochs(self, follower: Follower) -> None:
-        epochs, flushed = follower.epochs, self._positions.flushed
+    def keep_synced_position(self) -> None:
+        """Saves the epochs with the position up to which the log is synced by now. Any thread. Raises OSError."""
+        with self.changing:
+            if self.epochs.rows:
+                self._write_epochs(self.epochs)
+
+    def _write_epochs(self, epochs: Epochs) -> None:
         first = self._log.folder.first_position
-        self._files.keep_epochs(epochs.between(first, epochs.rows[-1].start_position, flushed))
+        self._files.keep_epochs(epochs.between(first, epochs.rows[-1].start_position, self._positions.flushed))
 
     # What the log is compared by: any thread.
 

@@ -114,10 +114,14 @@ class Saver:
         return not has_to_wait
 
     def checkpoint_last(self) -> None:
-        """The checkpoint of a store that closes, if replicas have all of the log. Else the one before it stands."""
+        """The checkpoint of a store that closes, if replicas have all of the log. Else the one before it stands, and it is only noted up to
+        where the log is synced: damage there is no torn tail.
+        """
         self._drop()
-        self.checkpoint()
+        has_to_wait = not self.checkpoint()
         self._drop()
+        if has_to_wait:
+            self._leadership.keep_synced_position()
 
     def _capture(self) -> _Captured:
         tail = self._positions.tail
@@ -195,6 +199,8 @@ class Saver:
                 self._told_start = cut, positions.appended
             if positions.waits_for_replicas and positions.confirmed < self._told_start[1]:
                 return folder.first_position  # a replica that leads must have what was carried
+        if self._files.pending.is_rebuilding:
+            return folder.first_position  # what the log says of the ends of delayed messages is still to be read
         crc = self._chain_into(cut) if cut > folder.first_position else None
         removed = self._log.remove_segments_below(cut)
         first = folder.first_position

@@ -68,7 +68,8 @@ def test_a_deletion_that_is_in_the_log_costs_no_rebuild(again: bool, caplog: pyt
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_follower_is_truncated_to_before_the_deletion_of_a_topic(restarts: bool) -> None:
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_follower_is_truncated_to_before_the_deletion_of_a_topic(restarts: bool, is_written: bool) -> None:
     leader, follower = pair()
     fill(leader)
     follow(leader, follower)
@@ -80,7 +81,8 @@ def test_a_follower_is_truncated_to_before_the_deletion_of_a_topic(restarts: boo
     delete(leader, again=True)
     leader.delete_topic("topic")
     follow(leader, follower, confirmed=False)
-    write_derived(follower)
+    if is_written:
+        write_derived(follower)
     disk = disk_of(follower)
     if restarts:
         follower = open_store(disk.killed(), follows=True)
@@ -89,4 +91,28 @@ def test_a_follower_is_truncated_to_before_the_deletion_of_a_topic(restarts: boo
     follower.truncate_to(point)
     back = open_store(disk.killed(), follows=True)
     back.positions.note_replicated(back.appended_position)
+    assert [read_all(back, queue_id=queue_id) for queue_id in (0, 1)] == expected
+
+
+def test_a_checkpoint_that_was_begun_before_the_deletion_of_a_young_topic_keeps_its_messages() -> None:
+    """It waits for replicas. The table before it knows nothing of the topic, and the deletion is taken back."""
+    leader, other = open_store(SimDisk(), follows=True), open_store(SimDisk(), follows=True)
+    leader.lead(waits_for_replicas=True)
+    leader.topics.create(TopicConfig("topic"))
+    fill(leader)
+    follow(leader, other)
+    point = leader.log_point(leader.appended_position)
+    assert point is not None
+    assert not leader.checkpoint()
+    delete(leader, again=True)
+    write_derived(leader)
+    leader.positions.note_replicated(point.position)
+    assert leader.checkpoint()
+    former = open_store(disk_of(leader).killed(), follows=True)
+    former.truncate_to(point)
+    back = open_store(disk_of(former).killed(), follows=True)
+    for store in (back, other):
+        store.positions.note_replicated(point.position)
+    expected = [read_all(other, queue_id=queue_id) for queue_id in (0, 1)]
+    assert len(expected[0]) == 6
     assert [read_all(back, queue_id=queue_id) for queue_id in (0, 1)] == expected

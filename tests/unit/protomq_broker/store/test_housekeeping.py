@@ -218,6 +218,25 @@ def test_what_is_known_of_the_clock_is_kept_over_a_restart() -> None:
     open_store(disk, clock).close()
 
 
+def test_a_process_that_is_stopped_within_a_turn_does_not_take_its_clock_for_one_that_has_jumped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each stopped master said so ever after: what a look has found of the clock is kept."""
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock)
+    turn(store)
+    keeper = store._upkeep.keeper
+
+    def stop() -> None:
+        clock.time_ms += 6_000
+
+    keeper._actions = keeper._actions._replace(look_for_space=stop)
+    for _ in range(4):
+        clock.time_ms += 10_000
+        turn(store)
+    assert "clock" not in caplog.text
+
+
 def test_once_no_checkpoint_is_possible_any_more_memory_is_given_back_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

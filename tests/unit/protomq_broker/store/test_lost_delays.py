@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from protomq.v1.state_pb2 import TimerEnd
@@ -13,7 +15,7 @@ from protomq_broker.store.tools.repair import repair
 from protomq_broker.testing.simdisk import SimDisk
 
 from .log_helpers import ManualClock, make_request
-from .store_helpers import open_store
+from .store_helpers import SEGMENT, open_store
 from .test_following import disk_of, log_of
 
 
@@ -42,7 +44,8 @@ def store_that_loses(*, is_delivered: bool) -> tuple[SimDisk, int]:
 def expect(store: Store, count: int) -> None:
     assert store.pending.count == count == sum(map(len, store.pending.below(1 << 62)))
     assert (store.pending.size_bytes > 0) is (count > 0)
-    store.checkpoint()
+    store.positions.note_replicated(store.appended_position)
+    assert store.checkpoint()
     assert store.checkpoint_failure == ""
 
 
@@ -97,4 +100,48 @@ def test_a_follower_that_has_started_since_does_not_count_below_zero() -> None:
     follower = open_store(follower_disk, clock=ManualClock(), follows=True, corruption="quarantine")
     follower.append_verbatim(end, log_of(disk, end, leader.appended_position))
     follower.flush()
+    expect(follower, 0)
+
+
+def test_no_segment_of_a_follower_goes_while_its_timer_is_rebuilt() -> None:
+    """What the log says of the ends of messages that were read already would be gone: they would be pending for ever."""
+    leader = open_store(SimDisk(), clock=ManualClock())
+    leader.topics.create(TopicConfig("topic"))
+    for number in range(3):
+        leader.append([make_request([b"%d" % number], due_time_ms=1_000 + number)])
+    deliver(leader, 3)
+    while leader.appended_position < 2 * SEGMENT:
+        leader.append([make_request([bytes(500)])])
+    follower = open_store(SimDisk(), clock=ManualClock(), follows=True)
+    follower.append_verbatim(0, log_of(disk_of(leader), 0, leader.appended_position))
+    follower.positions.note_replicated(leader.appended_position)
+    assert follower.checkpoint()
+    leader.checkpoint()
+    leader.delete_segments_below(2 * SEGMENT)
+    follower.append_verbatim(
+        follower.appended_position, log_of(disk_of(leader), follower.appended_position, leader.appended_position)
+    )
+    follower.positions.note_replicated(leader.appended_position)
+    rebuild = follower._upkeep.timer_rebuild
+    walk = rebuild._take_entries
+
+    def walk_and_pause(end: int) -> Iterator[None]:
+        yield from walk(end)
+        yield
+
+    rebuild._take_entries = walk_and_pause  # type: ignore[method-assign]
+    follower.pending.met_damage = "a file does not hold"
+    rebuild.step(0)
+    assert follower.pending.is_rebuilding
+    assert follower.checkpoint()
+    assert follower.min_position == 0
+    rebuild.step(1)
+    assert not follower.pending.is_rebuilding
+    leader.append([make_request([b"behind"])])
+    follower.append_verbatim(
+        follower.appended_position, log_of(disk_of(leader), follower.appended_position, leader.appended_position)
+    )
+    follower.positions.note_replicated(leader.appended_position)
+    assert follower.checkpoint()
+    assert follower.min_position == leader.min_position > 0
     expect(follower, 0)

@@ -14,6 +14,7 @@ from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, Operation, SimDisk, SimulatedCrash
 
+from .derived_helpers import use_small_files
 from .log_helpers import make_request
 from .store_helpers import (
     SEGMENT,
@@ -384,3 +385,22 @@ def test_derived_files_that_are_made_anew_are_named_in_the_log(
     if "/topic/" not in path:
         assert read_all(store) == expected
     store.close()
+
+
+def test_a_power_cut_leaves_no_file_of_a_queue_behind_one_that_a_start_has_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the queue has come so far, its entries would pass for proof of a longer log."""
+    use_small_files(monkeypatch.setattr)
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request([b"a", b"b", b"c"])])
+    store.checkpoint()
+    store.append([make_request([b"d"] * 20)])
+    for derived in store._files.derived:
+        derived.flush()
+    rng = random.Random(1)
+    for _ in range(40):
+        again = disk.killed()
+        open_store(again)
+        again = again.crash(rng)
+        open_store(again)
+        assert list(again.files("/s/consumequeue/topic/0")) in ([], [f"/s/consumequeue/topic/0/{0:020d}"])

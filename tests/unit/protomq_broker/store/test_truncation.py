@@ -19,6 +19,7 @@ from protomq_broker.store.errors import (
     StoreFailedError,
 )
 from protomq_broker.store.log.agreement import START, LogPoint, last_agreed
+from protomq_broker.store.log.boundaries import BoundaryFiles
 from protomq_broker.store.log.checkpoint import read_checkpoint
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
 from protomq_broker.store.state.topics import TopicConfig
@@ -191,6 +192,20 @@ def test_a_truncation_keeps_what_is_confirmed_at_or_before_the_cut(behind: int) 
     assert follower.appended_position == point.position
     assert ConfirmedFile(disk_of(follower), "/s").read() == (confirmed if behind <= 0 else 0)
     follow(leader, follower)
+
+
+def test_a_truncation_keeps_where_a_walk_of_what_stays_can_begin() -> None:
+    """A start walks some of what stands before the checkpoint. Without boundaries it begins at the head of a segment of a gigabyte."""
+    _, follower, point = diverged()
+    assert point.position < SEGMENT < follower.appended_position
+    follower.truncate_to(point)
+    disk = disk_of(follower).killed()
+    boundaries = BoundaryFiles(disk, "/s/boundaries")
+    boundaries.write(0, [(53, 1), (point.position, 2), (point.position + 53, 3)])
+    boundaries.write(SEGMENT, [(SEGMENT + 53, 4)])
+    open_store(disk, follows=True)
+    assert boundaries.read(0) == [(53, 1), (point.position, 2)]
+    assert not boundaries.read(SEGMENT)
 
 
 def send_more(store: Store) -> None:

@@ -200,12 +200,13 @@ class Housekeeper:
         if now_ms < self._retention_due_ms:
             return
         self._retention_due_ms = now_ms + RETENTION_INTERVAL_MS
-        wall_ms = self._clock.now_ms()
+        # Both at once: a process that was stopped in between would take the wall clock for one that has jumped.
+        wall_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
         usage = self._disk.usage(self._root)
         look = Look(
             wall_ms,
             time.localtime(wall_ms // 1000).tm_hour,
-            now_ms,
+            monotonic_ms,
             self._segments(),
             usage.total_bytes,
             usage.used_ratio,

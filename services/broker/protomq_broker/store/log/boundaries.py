@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from protomq_broker.store.files.disk import Disk, remove_file
+from protomq_broker.store.files.disk import Disk, if_there_is_room, remove_file
 from protomq_broker.store.files.side_files import read_cached_state, write_state_file
 
 _MAGIC: Final = b"PMQBND01"
@@ -46,6 +46,22 @@ class BoundaryFiles:
         for name in self._disk.list(self._folder):
             if name.isdecimal() and int(name) < position:
                 remove_file(self._disk, f"{self._folder}/{name}")
+
+    def cut(self, position: int) -> None:
+        """The log ends at `position` from now on; 0: nothing of it is known any more. Durable when this returns. Raises OSError."""
+        names = self._disk.list(self._folder)
+        bases = sorted(int(name) for name in names if name.isdecimal())
+        last = max((base for base in bases if base < position), default=None)
+        if last is not None:
+            found = self.read(last)
+            kept = [row for row in found if row[0] <= position]
+            if kept != found:
+                remove_file(self._disk, self._path(last))
+                with if_there_is_room():  # it is only a hint
+                    self.write(last, kept)
+        for base in bases:
+            if base >= position:
+                remove_file(self._disk, self._path(base))
 
     def _path(self, base_position: int) -> str:
         return f"{self._folder}/{base_position:020d}"

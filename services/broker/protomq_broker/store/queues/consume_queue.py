@@ -301,10 +301,11 @@ class ConsumeQueue:
             return
         files = self._home.files
         keep = self.path_of(end_offset)
-        for name in files.disk.list(self.folder):
-            path = f"{self.folder}/{name}"
-            if path > keep:
-                files.unlink(path)
+        behind = [path for name in files.disk.list(self.folder) if (path := f"{self.folder}/{name}") > keep]
+        for path in behind:
+            files.unlink(path)
+        if behind:  # for good: behind a shorter file, no start looks for them
+            files.disk.fsync_dir(self.folder)
         cut_file(files.disk, keep, end_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES)
 
     # Flusher thread.

@@ -83,12 +83,16 @@ _NEVER: Final = 1 << 63
 class _Gone(NamedTuple):
     """A topic that was deleted, whose files are removed, or about to be.
 
-    Attributes: rows: of its queues, by their ids; deleted_at: the deletion stands before this position; _NEVER: no record of it was found.
+    Attributes:
+        rows: of its queues, by their ids.
+        deleted_at: the deletion stands before this position; _NEVER: no record of it was found.
+        young: queues whose messages all stand behind the table's position, so that they have no rows yet.
     """
 
     topic: str
     rows: dict[int, int]
     deleted_at: int
+    young: tuple[int, ...] = ()
 
 
 class ConsumeQueueTable:
@@ -340,11 +344,7 @@ class ConsumeQueueTable:
 
     def remove_topic(self, topic: str) -> None:
         """Forgets a topic's queues, any thread; the files go with the next flush. A topic of that name begins again, from offset 0."""
-        with self._lock:
-            queues = self._queues.pop(topic, None)
-            if queues is not None:
-                self._dirty.difference_update(queues.values())
-                self._removed.append((topic, list(queues.values()), self._covered_position))
+        self._remove_topic(topic, self._covered_position)
 
     def close(self) -> None:
         """Closes the files. Call `checkpoint` before."""
@@ -493,7 +493,7 @@ class ConsumeQueueTable:
             except ConsumeQueueDamagedError:
                 continue  # readers are told, and the next start sees to it
             if len(old) == len(queues) and not is_known:
-                self.remove_topic(topic)
+                self._remove_topic(topic, position + 1)  # the replay has not come to the deletion yet
                 continue
             for queue in old:  # others of a topic that was created again are in use
                 restart(queue)
@@ -511,6 +511,13 @@ class ConsumeQueueTable:
             self._truncate(end_position)
 
     # Parts.
+
+    def _remove_topic(self, topic: str, deleted_at: int) -> None:
+        with self._lock:
+            queues = self._queues.pop(topic, None)
+            if queues is not None:
+                self._dirty.difference_update(queues.values())
+                self._removed.append((topic, list(queues.values()), deleted_at))
 
     def _knows_removals(self, queue: ConsumeQueue, last_position: int) -> bool:
         is_from_table = queue.end_offset == queue.loaded_offset
@@ -640,12 +647,14 @@ class ConsumeQueueTable:
             for gone in covered:
                 for row in gone.rows.values():
                     self._rows.remove(row)
+            if position > self._checkpoint_position:
+                self._gone = [self._with_rows(gone) for gone in self._gone]
             payload = self._rows.encode(position)
         try:
             write_state_file(self._disk, self._table_path, _MAGIC, payload)
         except BaseException:
             with self._lock:
-                self._gone += [self._mark_gone(topic, rows, deleted_at) for topic, rows, deleted_at in covered]
+                self._gone += [self._mark_gone(gone.topic, (*gone.rows, *gone.young), gone.deleted_at) for gone in covered]
             raise
         self._checkpoint_position = position
 
@@ -653,16 +662,23 @@ class ConsumeQueueTable:
         """The rows of removed topics say from now on that these are gone. The caller holds the lock."""
         for topic, queues, deleted_at in self._removed:
             rows: dict[int, int] = {}
+            young: list[int] = []
             for queue in queues:
                 self._home.forget_damage(queue)
                 if self._rows.is_blank(queue.row):
                     self._rows.remove(queue.row)
+                    young.append(queue.queue_id)
                 else:
                     self._rows.set_gone(queue.row)
                     rows[queue.queue_id] = queue.row
-            if rows:
-                self._gone.append(_Gone(topic, rows, deleted_at))
+            if queues:
+                self._gone.append(_Gone(topic, rows, deleted_at, tuple(young)))
         self._removed = [(topic, [], deleted_at) for topic, _, deleted_at in self._removed]
+
+    def _with_rows(self, gone: _Gone) -> _Gone:
+        """A checkpoint comes that may be of a moment between its messages and its deletion. The caller holds the lock."""
+        young = self._mark_gone(gone.topic, gone.young, gone.deleted_at)
+        return young._replace(rows={**gone.rows, **young.rows})
 
     def _mark_gone(self, topic: str, queue_ids: Iterable[int], deleted_at: int) -> _Gone:
         """Makes rows that say that these queues are gone. The caller holds the lock, or is alone."""

@@ -45,11 +45,11 @@ class FoundFiles:
             size = size_of_file(self._disk, path) or 0
             if size < wanted * ENTRY_SIZE_BYTES:
                 return max(min_offset, file_start + size // ENTRY_SIZE_BYTES)
+            if size >= FILE_SIZE_BYTES and file_start + wanted == end_offset:
+                self._note_files_behind(queue, path)
             if size > wanted * ENTRY_SIZE_BYTES:
                 self._note_end(queue, path)
                 self.cuts.append(partial(cut_file, self._disk, path, wanted * ENTRY_SIZE_BYTES))
-            if size >= FILE_SIZE_BYTES and file_start + wanted == end_offset:
-                self._note_files_behind(queue, path)
             offset = file_start + wanted
         if last_position and offset > min_offset and self._is_older(queue, end_offset - 1, last_position):
             return max(min_offset, (end_offset - 1) // ENTRIES_PER_FILE * ENTRIES_PER_FILE)
@@ -97,11 +97,13 @@ class FoundFiles:
         self.cuts.append(partial(self._files.remove_folder, path))
 
     def _note_files_behind(self, queue: ConsumeQueue, last_path: str) -> None:
-        for name in self._disk.list(queue.folder):
-            path = f"{queue.folder}/{name}"
-            if path > last_path:
-                self._note_end(queue, path)
-                self.cuts.append(partial(self._files.unlink, path))
+        """They go for good before the last file is cut: behind a shorter one, no start looks for them."""
+        behind = [path for name in self._disk.list(queue.folder) if (path := f"{queue.folder}/{name}") > last_path]
+        for path in behind:
+            self._note_end(queue, path)
+            self.cuts.append(partial(self._files.unlink, path))
+        if behind:
+            self.cuts.append(partial(self._disk.fsync_dir, queue.folder))
 
     def _note_end(self, queue: ConsumeQueue, path: str) -> None:
         end = end_in_file(self._disk, path, queue.topic, queue.queue_id, queue.known_min_offset)

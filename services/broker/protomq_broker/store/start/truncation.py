@@ -35,6 +35,7 @@ from protomq_broker.store.files.side_files import (
 )
 from protomq_broker.store.index import index
 from protomq_broker.store.log.agreement import START, LogPoint
+from protomq_broker.store.log.boundaries import BoundaryFiles
 from protomq_broker.store.log.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from protomq_broker.store.log.epochs import EPOCHS_NAME, read_epochs, write_epochs
 from protomq_broker.store.log.recovery import read_quarantine, rewrite_unsynced, write_quarantine
@@ -130,8 +131,7 @@ def _discard(disk: Disk, root: str, point: LogPoint, checkpoint: Checkpoint | No
         # What is confirmed is no snapshot of a state: it stays so, as far as the log has it.
         if _snapshot_position(disk, path) > (point.position if path.endswith(CONFIRMED_NAME) else kept):
             remove_file(disk, path)
-    empty_folder(disk, f"{root}/boundaries")
-    disk.fsync_dir(f"{root}/boundaries")
+    BoundaryFiles(disk, f"{root}/boundaries").cut(point.position)  # else a start walks the segment from its head
 
 
 def _snapshot_position(disk: Disk, path: str) -> int:

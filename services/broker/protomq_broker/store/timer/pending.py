@@ -400,11 +400,13 @@ class PendingTimers:
         self._frozen = None
 
     def checkpoint(self, position: int) -> None:
-        """Makes durable what was there at `freeze`, which all that the log has below `position` is in; without one, what is there now."""
-        if self._frozen is None:
-            self.freeze()
+        """Makes durable what was there at `freeze`, which all that the log has below `position` is in.
+
+        Nothing if a rebuild has begun since: what is here now is not all. Without the file, the next start reads the log.
+        """
         frozen, self._frozen = self._frozen, None
-        assert frozen is not None
+        if frozen is None:
+            return
         with self._files_lock:
             self._sync_runs()
             self.recalled.save()  # before the state, behind which no start reads the log again
