@@ -19,10 +19,11 @@ from protomq import (
     TraceEvent,
     _trace,
 )
-from protomq._trace import TRACE_TOPIC, Noted, Tracer
+from protomq._trace import Noted, Tracer
 from protomq.errors import ProtomqError
 from protomq.testing import Broker
 from protomq.v1 import trace_pb2
+from protomq.wire.topics import TRACE_TOPIC
 from tests.support.cli import jsonl, run
 from tests.support.waiting import wait_for
 

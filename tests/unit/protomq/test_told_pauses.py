@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ LOOK_UP_S = 0.02
 class World:
     """A producer's route and brokers. A look-up behind its back is there LOOK_UP_S later."""
 
-    def __init__(self, route: Route, **options: int) -> None:
+    def __init__(self, route: Route, **options: Any) -> None:
         self.now_s = 1000.0
         self.core = SendCore(ProducerOptions(**options), clock=lambda: self.now_s)
         self.route = self.known = route
