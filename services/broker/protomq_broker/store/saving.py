@@ -194,11 +194,14 @@ class Saver:
             position = min(position, follower.deletable_below())
         cut = self._log.start_without(min(position, self.checkpointed_position))
         if cut > folder.first_position and follower is None:
-            if cut > self._told_start[0]:
+            is_told = cut <= self._told_start[0]
+            if not is_told:
                 self._carried.forward(cut)
                 self._told_start = cut, positions.appended
             if positions.waits_for_replicas and positions.confirmed < self._told_start[1]:
                 return folder.first_position  # a replica that leads must have what was carried
+            if is_told:
+                self._carried.forward_popped(cut)
         if self._files.pending.is_rebuilding:
             return folder.first_position  # what the log says of the ends of delayed messages is still to be read
         crc = self._chain_into(cut) if cut > folder.first_position else None

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protomq.v1.state_pb2 import HandOut, PopRecord
+from protomq.wire.topics import POP_TOPIC
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.store.errors import (
     CorruptLogError,
@@ -22,13 +24,15 @@ from protomq_broker.store.log.agreement import START, LogPoint, last_agreed
 from protomq_broker.store.log.boundaries import BoundaryFiles
 from protomq_broker.store.log.checkpoint import read_checkpoint
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
+from protomq_broker.store.state.popped_queue import QueueOfGroup
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
+from .log_helpers import make_request
 from .store_helpers import SEGMENT, commit, committed, open_store, read_all
-from .test_following import disk_of, fill, follow, log_of, pair
+from .test_following import disk_of, fill, follow, incarnation_of, log_of, pair
 
 # Agreement.
 
@@ -358,6 +362,32 @@ def test_nothing_is_deleted_before_the_replicas_have_what_was_carried_forward() 
 
 
 # Logs that are damaged.
+
+
+def test_what_is_popped_while_replicas_get_what_was_carried_forward_is_carried_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Retention looks every ten seconds. A message that was popped in between was lost with its segment, and said to be damaged."""
+    store = open_store(SimDisk(), follows=True)
+    store.lead(waits_for_replicas=True)
+    store.topics.create(TopicConfig("topic"))
+    while store.appended_position < 3 * SEGMENT:
+        store.append([make_request([bytes(300)])])
+    store.positions.note_replicated(store.appended_position)
+    assert store.checkpoint()
+    assert store.delete_segments_below(SEGMENT) == 0
+    incarnation = incarnation_of(store)
+    record = PopRecord(time_ms=5)
+    told = record.queues.add(consumer_group="g", topic="topic", topic_incarnation=incarnation, queue_id=0, next_offset=3)
+    told.hand_outs.append(HandOut(number=1, time_ms=5, deadline_ms=500, attempt=1, runs=[0, 3]))
+    store.append_state(POP_TOPIC, [record.SerializeToString()])
+    store.positions.note_replicated(store.appended_position)
+    assert store.delete_segments_below(SEGMENT) == SEGMENT
+    known = store.popped.find(QueueOfGroup("g", "topic", 0), incarnation)
+    assert known is not None
+    assert sorted(known.moved) == [0, 1, 2]
+    store.positions.note_replicated(store.appended_position)
+    bodies = [body for _, body in read_all(store, topic="%RETRY%g")]
+    assert bodies == [bytes(300)] * 3
+    assert "damaged" not in caplog.text
 
 
 def rot(store: Store, position: int) -> None:

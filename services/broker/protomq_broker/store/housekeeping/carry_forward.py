@@ -136,6 +136,12 @@ class CarryForward:
         if self._lost_count:  # If this fails before, it is tried again, and nothing is lost yet.
             log.error("%d delayed messages are damaged, and are lost with their segment", self._lost_count)
 
+    def forward_popped(self, cut: int) -> None:
+        """Appends again, and syncs, what was popped before `cut` since `forward`: replicas took their time. Raises StoreError."""
+        self._known_damage = self._store.damaged_ranges
+        self._pop_carrier.move_below(cut, self._check_loss)
+        self._sync()
+
     def _check_loss(self) -> None:
         """Messages are damaged, and would be lost. Raises StoreError if the damage was found just now."""
         if self._store.damaged_ranges is not self._known_damage:
