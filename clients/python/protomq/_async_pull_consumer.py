@@ -286,7 +286,8 @@ class AsyncPullConsumer(ConsumerBase):
             if not self._closed:
                 raise
         finally:
-            self._scheduled = None
+            if self._scheduled is run:
+                self._scheduled = None
             self._state.hold_back((), time.monotonic())
             if run.close_commit is not None:
                 await self.close(commit=run.close_commit)
@@ -443,10 +444,10 @@ class AsyncPullConsumer(ConsumerBase):
             self._state.end_loops()
             if commit and scheduled is None:
                 self._state.user_came_back()
-        return await self._closing.wait(partial(self._end, commit), partial(self._end_in_a_hurry, commit), self._abort)
+        return await self._closing.wait(partial(self._end, commit, scheduled), partial(self._end_in_a_hurry, commit), self._abort)
 
-    async def _end(self, commit: bool) -> str:
-        if (scheduled := self._scheduled) is not None and await self._has_ended(scheduled) and commit:
+    async def _end(self, commit: bool, scheduled: ScheduledRun | None) -> str:
+        if scheduled is not None and await self._has_ended(scheduled) and commit:
             self._state.user_came_back()
         await self._run(self._goodbye())
         return await self._leave(commit, float("inf"))

@@ -149,6 +149,8 @@ class ConsumerSteps:
         self._changes_again = False
         self._was_cut_off = False
         """Whether a change of queues was, by Ctrl-C or since its task was cancelled: the next poll makes it."""
+        self._cut_off_as: tuple[bool, Begin] = (False, options.begin)
+        """That change: whether it parks what goes, and where new queues begin."""
         self._going: dict[MessageQueue, _Going] = {}
         self._committing_count = 0
         self._next_commit_s = clock() + options.auto_commit_interval_s
@@ -304,10 +306,11 @@ class ConsumerSteps:
         added = yield from self._change_queues(self._limits)
         yield from self._resolve_or_later(added, self.options.begin, self._limits)
 
-    def _change_queues(self, limits: Limits, *, park: bool = False) -> Steps[list[MessageQueue]]:
+    def _change_queues(self, limits: Limits, *, park: bool = False, begin: Begin | None = None) -> Steps[list[MessageQueue]]:
         """Gives away the queues that are not wanted any more, and takes those that are. The new ones, whose position is to be found.
 
         Where another change is under way (of another task, or of the listener that is called for it), that one takes this one along.
+        `begin`: where its caller has new queues begin; None: as the program has said.
         """
         if self._is_changing:
             self._changes_again = True
@@ -340,6 +343,7 @@ class ConsumerSteps:
                     break
         finally:
             self._is_changing, self._was_cut_off = False, is_open or self._changes_again
+            self._cut_off_as = park, begin or self.options.begin
         return [queue for queue in dict.fromkeys(added) if self._is_to_be_looked_up(queue)]
 
     def _queues_that_go(self) -> list[MessageQueue]:
@@ -441,7 +445,7 @@ class ConsumerSteps:
     def may_hand_on(self, loop: Loop) -> bool:
         """Whether a loop has a message left, and that may be begun."""
         queue = loop.next_queue
-        return queue is not None and self.is_locked(queue)
+        return queue is not None and self.may_begin(queue)
 
     def _is_doubtful(self, queue: MessageQueue) -> bool:
         return self._share is not None and self._share.is_doubtful(queue.broker_name) and queue not in self.assigned
@@ -510,7 +514,9 @@ class ConsumerSteps:
         if self._share is not None and (self._was_cut_off or not self._share_due_in_s(self._share, self.clock())):
             yield from self._follow_group(self._share)
         elif self._was_cut_off:
-            yield from self._resolve_or_later((yield from self._change_queues(IN_POLL)), self.options.begin, IN_POLL)
+            park, begin = self._cut_off_as
+            added = yield from self._change_queues(IN_POLL, park=park, begin=begin)
+            yield from self._resolve_or_later(added, begin, IN_POLL)
         if self._share is not None and (refusal := self._share.take_refusal()) is not None:
             yield from self._give_up_lost(self._share)  # Behind that: it may have come a moment ago.
             self.trouble = self.refusal = refusal
@@ -685,9 +691,9 @@ class ConsumerSteps:
                     yield ForgetRoute(retries, may_be_old=True)
                 self._outages.queues_changed(topic, len(route.read_queues))
                 # Of a group, others may consume meanwhile what goes here.
-                added = yield from self._change_queues(IN_POLL, park=self._share is None)
-                self.state.hurry(new_brokers)
                 begin: Begin = "earliest" if last.read_queues else self.options.begin
+                added = yield from self._change_queues(IN_POLL, park=self._share is None, begin=begin)
+                self.state.hurry(new_brokers)
                 yield from self._resolve_or_later(added, begin, IN_POLL)
                 return  # The others: next time.
         if now_s >= self._retry_resolve_s:

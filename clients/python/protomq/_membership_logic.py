@@ -520,6 +520,7 @@ class MembershipState:
         broker.refusal = None
         if broker.asked is not None and ticket.number > broker.asked:
             broker.asked = None
+            self.news += ticket.broker_name in self.unsure  # Its locks may be renewed now: a poll that sleeps has to.
         if broker.confirms:
             self.news += 1
             # A broker of an earlier version does not confirm. When a member goes, the version grows.

@@ -339,7 +339,8 @@ class PullConsumer(ConsumerBase):
             if not self._closed:
                 raise
         finally:
-            self._scheduled = None
+            if self._scheduled is run:
+                self._scheduled = None
             with self._own_lock():
                 self._state.hold_back((), time.monotonic())
             if run.close_commit is not None:
@@ -540,6 +541,7 @@ class PullConsumer(ConsumerBase):
 
     def _shut(self, commit: bool) -> str:
         """Closes everything. Returns the warning about the last commit; "" if there is none."""
+        self._own_lock()  # A child that was forked forgets what its parent's threads were at.
         scheduled, own_thread = self._scheduled, threading.get_ident()
         if scheduled is not None and scheduled.owner == own_thread != self._polling_thread:
             # What it has handed out is done if `pull` returns, and not if it raises.

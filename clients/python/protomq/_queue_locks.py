@@ -35,7 +35,14 @@ from ._late_imports import fork_waits
 from ._membership_logic import MemberKey
 from ._steps import Steps
 from ._types import MessageQueue
-from .errors import MemberUnknownError, NotMasterError, ProtomqError, UnknownMethodError
+from .errors import (
+    MemberUnknownError,
+    NoRouteError,
+    NotMasterError,
+    ProtomqError,
+    TopicNotFoundError,
+    UnknownMethodError,
+)
 
 logger = logging.getLogger("protomq")
 
@@ -87,6 +94,8 @@ class QueueLocks:
         self._told_of: set[str] = set()
         self._breaks = breaks
         self._unsure: Mapping[str, int] = {} if breaks is None else breaks.unsure
+        self._misses = 0
+        """How often the broker of some queues was not found by a topic's route."""
         self._tries: dict[str, tuple[int, float]] = {}
         """The break behind which locks of a broker were renewed last, in vain, and when they are again."""
         self.is_busy: Callable[[MessageQueue], bool] = lambda _: False
@@ -237,9 +246,10 @@ class QueueLocks:
             queues=[pb.QueueName(topic=queue.topic, queue_id=queue.queue_id) for queue in queues],
             is_member=True,
         )
+        topics = list(dict.fromkeys(queue.topic for queue in queues))
         try:
             data = yield from call_broker(
-                queues[0].topic, broker_name, _methods.LOCK_QUEUES, (request.SerializeToString(),),
+                topics[self._misses % len(topics)], broker_name, _methods.LOCK_QUEUES, (request.SerializeToString(),),
                 limits.timeout_s, limits.retries, self._clock,
             )  # fmt: skip
         except UnknownMethodError:
@@ -251,6 +261,8 @@ class QueueLocks:
             return False  # Whom the broker does not know yet, after a restart, or any more, joins again.
         except BaseException as error:
             self._doubtful.update(queue for queue in queues if queue not in self._tokens)
+            # A deleted topic leads to no broker. The next try goes by the route of another one.
+            self._misses += isinstance(error, (NoRouteError, TopicNotFoundError))
             if not isinstance(error, ProtomqError):
                 raise  # Its `poll` was cancelled: the broker may have locked them all the same.
             if not error.retriable:

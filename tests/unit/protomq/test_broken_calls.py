@@ -247,6 +247,26 @@ def test_a_pull_that_breaks_may_tell_of_a_call_that_has_and_the_broker_is_asked(
     assert (node.begun(), node.asked()) == ([1, 1], [[0, 1]])
 
 
+def test_the_answer_behind_a_pull_that_broke_wakes_a_poll_that_sleeps(node: Node) -> None:
+    """Its locks are to be renewed, and nothing else that it could hear of has changed."""
+    queue = node.steps.state.due(node.world.now_s())[0]
+    node.world.driver.run(node.steps.take_error(node.steps.state.begin(queue, node.world.now_s()), ConnectionLostError("reset")))
+    node.member.call()
+    before = node.member.state.news
+    node.member.answer()
+    assert node.member.state.news > before
+
+
+def test_a_loop_hands_on_nothing_of_a_membership_that_is_over(node: Node) -> None:
+    """As of a process that was stopped: no call has broken, and the tokens are still there."""
+    loop = Loop()
+    loop.fill(node.steps.state.take(2))
+    assert node.steps.may_hand_on(loop)
+    node.world.advance(10 * GAP_S)
+    assert node.steps.is_locked(A0)
+    assert not node.steps.may_hand_on(loop)
+
+
 def test_who_asks_since_a_pull_broke_does_not_wait_for_a_dead_connection_for_as_long_as_a_call_is_held(node: Node) -> None:
     queue = node.steps.state.due(node.world.now_s())[0]
     node.world.driver.run(node.steps.take_error(node.steps.state.begin(queue, node.world.now_s()), ConnectionLostError("reset")))

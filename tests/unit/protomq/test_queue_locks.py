@@ -111,6 +111,16 @@ def test_a_queue_of_another_is_asked_for_again(
     assert locks.locked([Q0, Q1]) == [Q0, Q1]
 
 
+def test_a_topic_that_is_gone_keeps_no_other_from_its_locks(world: FakeWorld, broker: Lockers, locks: QueueLocks) -> None:
+    """Its queues come first, and its route leads to no broker any more."""
+    gone = MessageQueue("gone", "a", 0)
+    assert follow(world, locks, gone, Q0) == []
+    assert locks.locked([Q0]) == []
+    world.advance(RETRY_S)
+    follow(world, locks, gone, Q0)
+    assert locks.locked([Q0]) == [Q0]
+
+
 def test_what_another_has_now_is_lost_and_so_is_what_was_another_lock_meanwhile(
     world: FakeWorld, broker: Lockers, locks: QueueLocks
 ) -> None:
