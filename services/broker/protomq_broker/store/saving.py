@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from protomq.wire.log_walk import walk_appends
 from protomq.wire.record import SEAL_SIZE_BYTES
@@ -24,6 +24,13 @@ from .state.machine import Snapshot, StateMachine
 from .store_files import StoreFiles
 
 log = logging.getLogger(__name__)
+
+
+CONFIRM_LOOKS: Final = 5
+
+
+def _no_pause() -> None:
+    pass
 
 
 class _Captured(NamedTuple):
@@ -43,6 +50,7 @@ class Saver:
     Attributes:
         checkpointed_position: end of the log at the last checkpoint; a recovery needs the segments behind it.
         failure: why no checkpoint is written any more until the next start; "" if they are tried.
+        pause: lets replicas confirm; nothing, where nobody else runs.
     """
 
     def __init__(
@@ -56,6 +64,7 @@ class Saver:
     ) -> None:
         self.checkpointed_position = checkpointed_position
         self.failure = ""
+        self.pause: Callable[[], object] = _no_pause
         self._captured: _Captured | None = None
         self._files = files
         self._log = open_log.commit_log
@@ -105,7 +114,7 @@ class Saver:
         captured, has_to_wait = self._captured, False
         try:
             if self._flusher.flush() >= captured.durable_position:
-                has_to_wait = self._positions.confirmed < captured.durable_position
+                has_to_wait = not self._is_confirmed(captured.durable_position)
                 if not has_to_wait:
                     self._write(captured)
         finally:
@@ -117,11 +126,21 @@ class Saver:
         """The checkpoint of a store that closes, if replicas have all of the log. Else the one before it stands, and it is only noted up to
         where the log is synced: damage there is no torn tail.
         """
+        if self._captured is not None:
+            self.checkpoint()  # Replicas may have what that covers, and not yet the end.
         self._drop()
         has_to_wait = not self.checkpoint()
         self._drop()
         if has_to_wait:
             self._leadership.keep_synced_position()
+
+    def _is_confirmed(self, position: int) -> bool:
+        """Replicas that are there need a few milliseconds. Meanwhile tables are frozen, so sends pay for each change."""
+        for _ in range(CONFIRM_LOOKS):
+            if self._positions.confirmed >= position:
+                return True
+            self.pause()
+        return self._positions.confirmed >= position
 
     def _capture(self) -> _Captured:
         tail = self._positions.tail

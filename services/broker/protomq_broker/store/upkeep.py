@@ -6,7 +6,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 from .housekeeping.housekeeping import Clock, Housekeeper, StoreActions
 from .housekeeping.log_healing import LogHealer
@@ -18,6 +21,9 @@ from .saving import Saver
 from .store_files import StoreFiles
 from .timer.rebuild import TimerRebuild
 from .timer.timer import TimerState
+
+CONFIRM_PAUSE_S: Final = 0.005
+"""Between two looks whether replicas have what a checkpoint covers."""
 
 
 class Upkeep:
@@ -54,6 +60,7 @@ class Upkeep:
         self.scrubber = Scrubber(
             disk, folder, config.scrub_bytes_per_s, start.point, quarantine, checked, files.queues
         )
+        self._saver = saver
         self._is_scrubbing = config.scrub_bytes_per_s > 0
         self.queue_healer = QueueHealer(
             disk,
@@ -109,6 +116,7 @@ class Upkeep:
 
     def start(self) -> None:
         """Starts both threads."""
+        self._saver.pause = partial(threading.Event().wait, CONFIRM_PAUSE_S)
         self._flush_thread.start()
         self._keep_thread.start()
 

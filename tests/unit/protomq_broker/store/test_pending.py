@@ -298,7 +298,7 @@ def test_a_failing_write_loses_no_row() -> None:
                     if step % 4 == 3:
                         timer.checkpoint()
                 except OSError:
-                    timer.pending.thaw()
+                    pass  # The next checkpoint freezes it anew.
             timer.check()
 
 

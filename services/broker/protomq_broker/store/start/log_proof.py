@@ -22,8 +22,8 @@ def derived_position(disk: Disk, root: str) -> int:
     return max(
         consume_queue_table.end_position(disk, f"{root}/consumequeue"),
         index.end_position(disk, f"{root}/index"),
-        sent_snapshot.end_position(disk, f"{root}/repeatedsends"),
-        pending_state.end_position(disk, f"{root}/timer"),
+        sent_snapshot.stored_position(disk, f"{root}/repeatedsends"),
+        pending_state.stored_position(disk, f"{root}/timer"),
         transaction_files.end_position(disk, f"{root}/transactions"),
     )
 

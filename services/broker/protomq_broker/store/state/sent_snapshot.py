@@ -89,6 +89,12 @@ def read_snapshot(
     return position, head, rows, memoryview(payload)[at + rows.nbytes :]
 
 
+def stored_position(disk: Disk, folder: str) -> int:
+    """Up to where the file says that it had covered the log durably; 0 if there is none that holds. A start goes by this."""
+    payload = read_cached_state(disk, path_in(folder), _MAGIC)
+    return int(_HEAD.unpack_from(payload)[0]) if payload is not None else 0
+
+
 def end_position(disk: Disk, folder: str) -> int:
     """Nothing in the file comes from a record at or behind this; 0 if there is none that holds."""
     payload = read_cached_state(disk, path_in(folder), _MAGIC)

@@ -395,10 +395,6 @@ class PendingTimers:
             )
             return max(entries_up_to, removals_up_to)
 
-    def thaw(self) -> None:
-        """After `freeze`: there will be no `checkpoint` now."""
-        self._frozen = None
-
     def checkpoint(self, position: int) -> None:
         """Makes durable what was there at `freeze`, which all that the log has below `position` is in.
 

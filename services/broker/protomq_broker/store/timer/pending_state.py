@@ -88,6 +88,12 @@ def why_no_state(disk: Disk, folder: str) -> str:
     return why_not(disk, f"{folder}/{STATE_FILE_NAME}", _MAGIC)
 
 
+def stored_position(disk: Disk, folder: str) -> int:
+    """Up to where the file says that entries are complete; 0 if there is none that holds. A start goes by this."""
+    state = read_state(disk, folder)
+    return state.entries_up_to if state is not None else 0
+
+
 def end_position(disk: Disk, folder: str) -> int:
     """Nothing in the file comes from a record at or behind this; 0 if there is none that holds."""
     state = read_state(disk, folder)

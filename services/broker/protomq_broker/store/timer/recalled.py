@@ -4,7 +4,7 @@
 
     key   due_ms u64 | producer id u64 | producer epoch u32 | sequence u64, little-endian
 
-It is saved behind the timer's state, so it never knows more than that. What it lacks after a crash is told as not pending, no more.
+It is saved right before the timer's state. What it lacks after a crash is told as not pending, no more.
 """
 
 from __future__ import annotations
