@@ -86,8 +86,8 @@ ANSWERS_MAX: Final = 50
 SHARED_MIN_BYTES: Final = 32 << 10
 """From this size on answers share the list of members, instead of a copy each."""
 BACK_MS: Final = 400.0
-"""How long the locks of a member whose connection broke wait for it alone: it calls again after 100 ms, if it lives. From then on they are
-whose who asks first: others who have its queues in their shares ask each 500 ms."""
+"""How long the locks of a member whose connection broke wait for it alone: it calls again after 100 ms, if it lives. For that long it stays
+a member, so that nobody claims its queues. From then on they are whose who asks first."""
 TOGETHER_MS: Final = 250.0
 """Long holds end at multiples of this. For 1,000 members at rest the lane would else wake up twice for each of 67 calls a second."""
 TOGETHER_MIN_MS: Final = 5_000.0
@@ -165,6 +165,8 @@ class MembershipService:
         self._waiters: dict[str, dict[MemberKey, _Waiter]] = {}
         self._between: dict[MemberId, Call] = {}
         """The last call of each member that was answered and has not called again yet."""
+        self._awaited: dict[MemberId, object] = {}
+        """Members whose connection broke a moment ago, each with what tells this break from a later one."""
         self._encoded: dict[str, _Encoded] = {}
         self._questions = MemberQuestions(self._lock)
         self._news: set[str] = set()
@@ -354,6 +356,7 @@ class MembershipService:
             self._tell(name)
             self._warn_of_difference(name, said, group)
         self._between.pop(member, None)
+        self._awaited.pop(member, None)
         if request.HasField("description"):
             self._questions.answer(member, request.description)
             request.ClearField("description")  # It is not to stay for as long as the call is held.
@@ -386,6 +389,7 @@ class MembershipService:
         name, key = member
         self._end_waiter(member)
         self._between.pop(member, None)
+        self._awaited.pop(member, None)
         was_member = self._memberships.left(name, key, now_ms)
         if was_member:
             self._tell(name)
@@ -428,9 +432,17 @@ class MembershipService:
         """Takes out members that died between two calls: the connection of the last one is closed. Calls of gRPC do not tell."""
         for member in [member for member, call in self._between.items() if call.closed]:
             del self._between[member]
-            if self._memberships.left(*member, self._clock.monotonic_ms()):
+            if self._memberships.may_be_back(*member):
+                assert self._lane is not None
+                self._await(member, self._lane)
+            elif self._memberships.left(*member, self._clock.monotonic_ms()):
                 self._tell(member[0])
                 self._tell_gone(member[0], *member[1], True)
+
+    def _await(self, member: MemberId, lane: CallLane) -> None:
+        """Waits for a member whose connection broke. Its locks wait, too."""
+        self._awaited[member] = this_break = object()
+        lane.call_later(BACK_MS, partial(self._not_back, member, this_break))
 
     def _end_waiter(self, member: MemberId) -> None:
         """Ends the previous call of a member that has called again, or leaves."""
@@ -546,6 +558,7 @@ class MembershipService:
             expired = self._memberships.expire(self._clock.monotonic_ms())
             for name, key in expired:
                 self._between.pop((name, key), None)
+                self._awaited.pop((name, key), None)
                 self._tell(name)
                 self._tell_gone(name, *key, False)
             self._take_out_closed()
@@ -610,16 +623,21 @@ class MembershipService:
         with self._lock:
             if self._pop_waiter(member, waiter) is None:
                 return
-            if self._memberships.broke(*member, self._clock.monotonic_ms()):
+            is_gone = self._memberships.broke(*member, self._clock.monotonic_ms())
+            if is_gone:
                 self._tell(member[0])
-                waiter.call.lane.call_later(BACK_MS, partial(self._tell_gone_later, member))
+            if is_gone or self._memberships.may_be_back(*member):
+                self._await(member, waiter.call.lane)
 
-    def _tell_gone_later(self, member: MemberId) -> None:
-        """Unless a member whose connection broke is back by now, over another one."""
+    def _not_back(self, member: MemberId, this_break: object) -> None:
+        """Takes out a member whose connection broke, unless it has called again since, over another one."""
         with self._lock:
-            known = self._memberships.find(member[0])
-            if known is None or member[1] not in known.members:
-                self._tell_gone(member[0], *member[1], True)
+            if self._awaited.get(member) is not this_break:
+                return
+            del self._awaited[member]
+            if self._memberships.left(*member, self._clock.monotonic_ms()):
+                self._tell(member[0])
+            self._tell_gone(member[0], *member[1], True)
 
     def _end(self, waiter: _Waiter) -> None:
         """Answers a call that a newer call of its member has replaced: what is news by now, the newer one is told."""

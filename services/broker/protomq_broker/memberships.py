@@ -3,8 +3,9 @@
 Each call of a member says what it consumes and which queues it has (`seen`). Then the call is held (`held`) and answered (`answered`).
 Rules:
 
-- A member whose held call breaks is gone at once. One that was answered, and does not call again, is gone after `gap_ms`. One that never
-  holds a call is gone after `expiry_ms`, RocketMQ's 120 s.
+- A member whose held call breaks is gone at once. One that locks its queues stays, until the service has waited for it (`may_be_back`).
+- One that was answered, and does not call again, is gone after `gap_ms`. One that never holds a call is gone after `expiry_ms`, RocketMQ's
+  120 s.
 - Names need not differ: a member is a name and a random number.
 - A group has a version. It grows when its members change, when what they consume changes, and when two of them or none of them has a queue.
   So it does when a topic of theirs gets queues or loses some.
@@ -268,14 +269,23 @@ class Memberships:
         return True
 
     def broke(self, name: str, key: MemberKey, now_ms: int) -> bool:
-        """Notes that a held call of the member broke. The member is gone unless it holds another call. Returns whether there is news."""
+        """Notes that a held call of the member broke. It is gone, unless it holds another call or may be back. Returns whether it is."""
         member = self._find(name, key)
         if member is None:
             return False
         member.held_count -= 1
         if member.held_count > 0:
             return False
-        return self.left(name, key, now_ms)
+        if not self.may_be_back(name, key):
+            return self.left(name, key, now_ms)
+        member.seen_ms = now_ms
+        self._expire_at(member, now_ms + self.gap_ms)
+        return False
+
+    def may_be_back(self, name: str, key: MemberKey) -> bool:
+        """Whether a member that holds no call may stay for a moment: it locks its queues, so nobody else could consume them yet."""
+        member = self._find(name, key)
+        return member is not None and member.held_count <= 0 and member.said.locks_queues
 
     def left(self, name: str, key: MemberKey, now_ms: int) -> bool:
         """Takes the member out. Returns whether there is news."""

@@ -106,7 +106,7 @@ class MemberNode:
 
     def __init__(self, world: World, name: str, allocation: Allocation, wanted: str = "") -> None:
         self.world = world
-        self.state = MembershipState("g", name, allocation)
+        self.state = MembershipState("g", name, allocation, locks_queues=world.locks_queues)
         self.queues: set[MessageQueue] = set()
         self.calls: list[tuple[object, BrokerNode, FakeCall]] = []
         self.wanted = wanted
@@ -152,16 +152,24 @@ class MemberNode:
             if not call.answered:
                 call.hang_up()
 
+    def lose_connections(self) -> None:
+        """Both ends see it at once."""
+        self.crash()
+        for ticket, _, _ in self.calls:
+            self.state.failed(ticket, ConnectionLostError("cut"), self.world.now_s)  # type: ignore[arg-type]
+        self.calls.clear()
+
 
 class World:
     """Brokers and members of one group."""
 
-    def __init__(self, *brokers: BrokerNode, knows_claims: bool = True) -> None:
-        """`knows_claims`: whether brokers know `claims_only`; those of an older version do not."""
+    def __init__(self, *brokers: BrokerNode, knows_claims: bool = True, locks_queues: bool = False) -> None:
+        """`knows_claims`: whether brokers know `claims_only`; those of an older version do not. `locks_queues`: whether members say so."""
         self.brokers = {broker.name: broker for broker in brokers}
         self.members: list[MemberNode] = []
         self.now_s = 100.0
         self.knows_claims = knows_claims
+        self.locks_queues = locks_queues
 
     def sent(self, request: bytes) -> bytes:
         """What a broker reads of a request."""
@@ -219,6 +227,78 @@ def test_a_join_a_leave_and_a_crash_are_balanced_within_a_second() -> None:
     world.crash(first)
     world.run(1_000)
     assert len(third.queues) == 9
+
+
+@pytest.mark.parametrize("broken", [["m1"], ["m2"], ["m1", "m3"], ["m1", "m2", "m3"]])
+def test_a_connection_that_breaks_costs_no_member_with_locks_a_queue(broken: list[str]) -> None:
+    world = World(BrokerNode("a", 5), BrokerNode("b", 4), locks_queues=True)
+    members = [world.join(name) for name in ("m1", "m2", "m3")]
+    world.run(1_000)
+    before = [set(member.queues) for member in members]
+    changes = [broker.service.counts().rebalances for broker in world.brokers.values()]
+    # The second break comes while the first one would still be waited for.
+    for pause_ms in (300, 1_000):
+        for member in members:
+            if member.state.key[0] in broken:
+                member.lose_connections()
+        for _ in range(pause_ms // 20):
+            world.run(20)
+            assert [member.queues for member in members] == before
+            assert [broker.service.counts().ownerless_queues for broker in world.brokers.values()] == [0, 0]
+    assert [member.lost_count for member in members] == [0, 0, 0]
+    assert [broker.service.counts().rebalances for broker in world.brokers.values()] == changes
+    assert not any(broker.service._awaited for broker in world.brokers.values())
+
+
+def test_the_queues_of_a_member_with_locks_that_does_not_come_back_are_others_once_its_locks_wait_no_longer() -> None:
+    world = World(BrokerNode("a", 4), locks_queues=True)
+    first, second = world.join("m1"), world.join("m2")
+    world.run(1_000)
+    gone: list[tuple[str, bool]] = []
+    world.brokers["a"].service.listen_for_gone(lambda group, client_id, nonce, may_return: gone.append((client_id, may_return)))
+    first.lose_connections()
+    world.run(200)
+    world.crash(first)  # It had just come back.
+    world.run(int(BACK_MS) - 20)
+    assert (gone, len(second.queues)) == ([], 2)
+    world.run(120)
+    assert (gone, len(second.queues)) == ([("m1", True)], 4)
+
+
+def test_the_queues_of_a_member_with_locks_that_leaves_while_its_connection_is_broken_are_others_at_once() -> None:
+    world = World(BrokerNode("a", 4), locks_queues=True)
+    first, second = world.join("m1"), world.join("m2")
+    world.run(1_000)
+    gone: list[tuple[str, bool]] = []
+    world.brokers["a"].service.listen_for_gone(lambda group, client_id, nonce, may_return: gone.append((client_id, may_return)))
+    first.lose_connections()
+    world.leave(first)
+    world.run(100)
+    assert len(second.queues) == 4
+    world.run(1_000)
+    assert gone == [("m1", False)], "nobody waits for it, or says later that it may be back"
+
+
+def test_a_member_with_locks_whose_connection_is_closed_between_two_calls_may_be_back_too() -> None:
+    broker = BrokerNode("a", 4)
+    gone: list[str] = []
+    broker.service.listen_for_gone(lambda group, client_id, nonce, may_return: gone.append(client_id))
+    requests = [joining(number) for number in range(3)]
+    for request in requests:
+        request.member.locks_queues = True
+    calls = [broker.server.call(HOLD, request) for request in requests]
+    broker.advance(int(GATHER_MAX_MS))
+    assert all(call.answered for call in calls)
+    for call in calls[:2]:
+        call.hang_up()
+    broker.advance(int(TICK_MS))
+    broker.server.call(HOLD, requests[0])
+    assert [one.member.client_id for one in listed(broker).members] == ["m000", "m001", "m002"]
+    broker.advance(int(BACK_MS) - 1)
+    assert gone == []
+    broker.advance(1)
+    assert gone == ["m001"]
+    assert [one.member.client_id for one in listed(broker).members] == ["m000", "m002"]
 
 
 def test_a_queue_is_not_taken_before_its_owner_has_given_it_up_or_a_minute_has_passed() -> None:
@@ -639,17 +719,19 @@ def test_a_hold_is_shorter_than_the_time_after_which_a_broker_gives_a_member_up(
 
 
 @given(
-    st.lists(st.sampled_from(["join", "leave", "crash", "restart", "queues"]), max_size=8),
+    st.lists(st.sampled_from(["join", "leave", "crash", "break", "restart", "queues"]), max_size=8),
     st.sampled_from([Average(), Circle(), ConsistentHash()]),
     st.integers(1, 3),
+    st.booleans(),
     st.booleans(),
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=examples(40), deadline=None)
 def test_in_the_end_each_queue_has_one_owner(
-    events: list[str], allocation: Allocation, brokers: int, knows_claims: bool, rng: random.Random
+    events: list[str], allocation: Allocation, brokers: int, knows_claims: bool, locks_queues: bool, rng: random.Random
 ) -> None:
-    world = World(*(BrokerNode(f"b{i}", rng.randint(1, 4)) for i in range(brokers)), knows_claims=knows_claims)
+    nodes = [BrokerNode(f"b{i}", rng.randint(1, 4)) for i in range(brokers)]
+    world = World(*nodes, knows_claims=knows_claims, locks_queues=locks_queues)
     world.join("m0", allocation)
     for number, event in enumerate(events):
         world.run(rng.choice([0, 40, 200, 1_000]), rng)
@@ -660,6 +742,8 @@ def test_in_the_end_each_queue_has_one_owner(
                 world.leave(rng.choice(world.members))
             case "crash" if len(world.members) > 1:
                 world.crash(rng.choice(world.members))
+            case "break":
+                rng.choice(world.members).lose_connections()
             case "restart":
                 name = rng.choice(sorted(world.brokers))
                 count = world.brokers[name].queue_count

@@ -115,6 +115,30 @@ def test_a_member_whose_held_call_breaks_is_gone_at_once() -> None:
     assert not known.broke("g", ("a", 1), 5)
 
 
+def test_a_member_that_locks_its_queues_stays_for_a_moment_when_its_held_call_breaks() -> None:
+    known = made()
+    said = member("a", 0)
+    said.locks_queues = True
+    seen(known, said)
+    known.held("g", ("a", 1))
+    assert not known.may_be_back("g", ("a", 1)), "it holds a call"
+    assert not known.broke("g", ("a", 1), 60_000)
+    assert known.may_be_back("g", ("a", 1))
+    seen(known, member("b", 1, 2, 3), 60_001)
+    assert seen(known, member("b", 0, 1, 2, 3), 60_002), "queue 0 has two owners"
+    assert known.may_commit("g", ("a", 1), 0, [("T", 0)]) == []
+    assert not seen(known, said, 60_003, rejoins=True), "as if nothing had happened"
+    known.held("g", ("a", 1))
+    known.held("g", ("a", 1))
+    assert not known.broke("g", ("a", 1), 60_004)
+    assert not known.may_be_back("g", ("a", 1)), "it holds another one"
+    assert not known.broke("g", ("a", 1), 60_005)
+    assert known.expire(85_004) == []
+    assert known.expire(85_005) == [("g", ("a", 1))], "whatever the service does"
+    assert not known.may_be_back("g", ("a", 1))
+    assert not known.broke("g", ("a", 1), 85_006)
+
+
 def test_a_member_that_calls_again_before_the_call_before_breaks_stays() -> None:
     known = made()
     seen(known, member("a"))

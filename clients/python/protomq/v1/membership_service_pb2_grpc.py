@@ -67,6 +67,7 @@ class MembershipServiceServicer(object):
         """HoldMembership joins a group, or says that a member is still there and what it has. It is answered when the answer before is out of date,
         else at the end of the hold; the member calls again. A later call of the same member is the end of the one before,
         which is answered `is_unchanged`, whatever is news. When the call breaks, the member is gone.
+        One that `locks_queues` is gone 0.4 s later, unless it has called again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,6 +39,7 @@ class MembershipServiceStub:
     """HoldMembership joins a group, or says that a member is still there and what it has. It is answered when the answer before is out of date,
     else at the end of the hold; the member calls again. A later call of the same member is the end of the one before,
     which is answered `is_unchanged`, whatever is news. When the call breaks, the member is gone.
+    One that `locks_queues` is gone 0.4 s later, unless it has called again.
     """
     LeaveGroup: _grpc.UnaryUnaryMultiCallable[_membership_service_pb2.LeaveGroupRequest, _membership_service_pb2.LeaveGroupResponse]
     """LeaveGroup says that a member goes. One that is not known has gone. For `expiry_ms` from then on a HoldMembership of the membership that
@@ -62,6 +63,7 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     """HoldMembership joins a group, or says that a member is still there and what it has. It is answered when the answer before is out of date,
     else at the end of the hold; the member calls again. A later call of the same member is the end of the one before,
     which is answered `is_unchanged`, whatever is news. When the call breaks, the member is gone.
+    One that `locks_queues` is gone 0.4 s later, unless it has called again.
     """
     LeaveGroup: _aio.UnaryUnaryMultiCallable[_membership_service_pb2.LeaveGroupRequest, _membership_service_pb2.LeaveGroupResponse]  # type: ignore[assignment]
     """LeaveGroup says that a member goes. One that is not known has gone. For `expiry_ms` from then on a HoldMembership of the membership that
@@ -88,6 +90,7 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         """HoldMembership joins a group, or says that a member is still there and what it has. It is answered when the answer before is out of date,
         else at the end of the hold; the member calls again. A later call of the same member is the end of the one before,
         which is answered `is_unchanged`, whatever is news. When the call breaks, the member is gone.
+        One that `locks_queues` is gone 0.4 s later, unless it has called again.
         """
 
     @_abc_1.abstractmethod
