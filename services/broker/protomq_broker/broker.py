@@ -186,7 +186,7 @@ class Broker:
             waits_for_replicas=election is not None,
         )
         log_time_file = LogTimeFile(Disk(), self.store.root, read_boot_id(), boottime_ms)
-        self._log_time = LogTime(clock, self.store.pending.log_time_ms, log_time_file)
+        self._log_time = LogTime(clock, self.store.pending.log_time_ms, log_time_file, boottime_ms)
         self.store.on_housekeeping = self._log_time.save
         # Housekeeping comes later: who is killed before that would begin at the wall clock again.
         self._log_time.save()
