@@ -30,7 +30,7 @@ from protomq.v1 import (
 )
 from protomq.v1 import ha_service_pb2 as ha
 from protomq_broker.admin_service import AdminService
-from protomq_broker.config import BrokerConfig, EtcdConfig
+from protomq_broker.config import BrokerConfig, DecidedElection
 from protomq_broker.confirmed_file import ConfirmedFile
 from protomq_broker.dead_letter_service import DeadLetterService
 from protomq_broker.delays import Delays
@@ -506,7 +506,7 @@ class Member:
         """
         self.config = BrokerConfig(
             broker_name=NAME, broker_role="SLAVE", broker_id=self.broker_id, ha=world.ha, store=world.store_config,
-            etcd=EtcdConfig(member_timeout_ms=LEASE_MS),
+            etcd=DecidedElection(member_timeout_ms=LEASE_MS),
         )  # fmt: skip
         self.line = self.kept_line = 0
         """The line of log time that it has begun, or has heard of; that of the file of log time. 0: its own clock."""

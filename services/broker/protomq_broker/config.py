@@ -149,6 +149,16 @@ class EtcdConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DecidedElection(EtcdConfig):
+    """The settings of a broker that leads or follows by an election: `endpoints` is empty, since it asks nobody."""
+
+    @classmethod
+    def of(cls, etcd: EtcdConfig) -> DecidedElection:
+        """The same settings without the endpoints."""
+        return cls(**{each.name: getattr(etcd, each.name) for each in fields(etcd) if each.name != "endpoints"})
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """One broker process. Nothing here changes at run time.
 
@@ -274,7 +284,7 @@ class BrokerConfig:
             raise ValueError(f"broker_id is {self.broker_id}; it must be 0 to {BROKER_ID_MAX}")
         if self.etcd.endpoints:
             self._check_elected(role)
-        elif self.etcd != EtcdConfig():
+        elif type(self.etcd) is EtcdConfig and self.etcd != EtcdConfig():
             unused = EtcdConfig()
             names = [f"etcd.{each.name}" for each in fields(EtcdConfig) if getattr(self.etcd, each.name) != getattr(unused, each.name)]
             raise ValueError(

@@ -55,7 +55,7 @@ from protomq_runtime.errors import Code, ServiceError
 
 from .broker import Election
 from .broker_process import BrokerProcess, with_ports_of
-from .config import BrokerConfig, EtcdConfig
+from .config import BrokerConfig, DecidedElection, EtcdConfig
 from .etcd_gateway import ANSWER_TIMEOUT_S, HttpEtcd
 from .failed_opens import FailedOpens
 from .healed_reopens import HealedReopens
@@ -255,7 +255,7 @@ class ElectedBroker:
         role = BrokerRole.SLAVE if epoch is None else BrokerRole.SYNC_MASTER
         config = replace(
             config,
-            etcd=replace(config.etcd, endpoints=()),
+            etcd=DecidedElection.of(config.etcd),
             broker_role=role.value,
             broker_id=config.broker_id if epoch is None else 0,
             ha=replace(config.ha, heartbeat_interval_ms=min(heartbeat_ms, config.ha.heartbeat_interval_ms)),

@@ -16,7 +16,7 @@ from protomq.v1 import (
     reply_service_pb2,
 )
 from protomq_broker.broker import Broker
-from protomq_broker.config import BrokerConfig, EtcdConfig, LaneSizes
+from protomq_broker.config import BrokerConfig, DecidedElection, EtcdConfig, LaneSizes
 from protomq_broker.consumer_service import ConsumerService
 from protomq_broker.group_service import GroupService
 from protomq_broker.membership_service import MembershipService
@@ -100,6 +100,12 @@ def test_what_etcd_or_a_lease_cannot_be_is_refused(values: dict[str, Any], messa
 def test_settings_of_an_election_without_an_etcd_are_refused() -> None:
     with pytest.raises(ValueError, match=r"etcd\.prefix and etcd\.lease_ttl_ms are set, and etcd\.endpoints is not: nobody"):
         BrokerConfig(etcd=EtcdConfig(lease_ttl_ms=5_000, prefix="/mq"))
+
+
+def test_an_elected_broker_has_the_settings_of_its_election_and_no_endpoints() -> None:
+    etcd = EtcdConfig(endpoints=("http://127.0.0.1:2379",), lease_ttl_ms=5_000, prefix="/mq")
+    decided = BrokerConfig(etcd=DecidedElection.of(etcd)).etcd
+    assert (decided.urls, decided.lease_ttl_ms, decided.prefix) == ((), 5_000, "/mq")
 
 
 def test_a_ratio_of_the_disk_in_percent_is_named_with_its_section_and_value() -> None:
