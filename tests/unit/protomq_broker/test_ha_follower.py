@@ -820,7 +820,7 @@ def log_time_behind_a_stop(stop_ms: int, *, sleeps: bool, late_answers: int, beh
     follower._clock = clock
     # Its wall clock is an hour behind: log time would follow that, if it were not for the master.
     own = SimpleNamespace(now_ms=lambda: clock.time_ms - HOUR_MS, monotonic_ms=clock.monotonic_ms)
-    log_time = follower._log_time = LogTime(own, 0, None, clock.now_ms)  # type: ignore[arg-type]
+    log_time = follower._log_time = LogTime(own, 0, None, clock.now_ms)
     end = slave.appended_position
     begins = ha.FetchResponse(
         status=ha.FETCH_STATUS_OK, session=7, position=end, segment_size_bytes=slave.config.segment_size_bytes, log_time_ms=NOW_MS,
