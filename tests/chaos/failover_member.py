@@ -644,7 +644,7 @@ class Member:
         """See Broker."""
         file = LogTimeFile(self.disk, ROOT, f"boot {self.boots}", self.clock.boot_ms)
         self.line = self.kept_line if file.load() is not None else 0
-        self.log_time = LogTime(self.clock, self.store.pending.log_time_ms, file)
+        self.log_time = LogTime(self.clock, self.store.pending.log_time_ms, file, self.clock.boot_ms)
         self.keep_log_time()
         return self.log_time
 

@@ -186,7 +186,7 @@ class Broker:
             waits_for_replicas=election is not None,
         )
         log_time_file = LogTimeFile(Disk(), self.store.root, read_boot_id(), boottime_ms)
-        self._log_time = LogTime(clock, self.store.pending.log_time_ms, log_time_file)
+        self._log_time = LogTime(clock, self.store.pending.log_time_ms, log_time_file, boottime_ms)
         self.store.on_housekeeping = self._log_time.save
         # Housekeeping comes later: who is killed before that would begin at the wall clock again.
         self._log_time.save()
@@ -501,6 +501,7 @@ class Broker:
             heartbeat_interval_ms=self.config.register_interval_ms,
             on_name_refusal=self._note_name_refusal,
             on_routes_changed=self._memberships.routes_changed,
+            may_have_lost_lead=self._is_refused_as_former_master,
         )
 
     def unregister(self) -> None:
@@ -651,7 +652,10 @@ class Broker:
             return  # `register` raises it: it is said once.
         if refusal is not None:
             effect = "no client finds this slave" if self._is_slave else "no sends are taken"
-            log.error("%s until the name is free: %s", effect, refusal.message)
+            if self._is_refused_as_former_master():
+                log.warning("%s: another broker may lead %s by now", effect, self.name)
+            else:
+                log.error("%s until the name is free: %s", effect, refusal.message)
         else:
             log.warning("the name %s is this broker's again%s", self.name, "" if self._is_slave else ": sends are taken")
 
@@ -665,6 +669,10 @@ class Broker:
 
     def _may_have_lost_lead(self) -> bool:
         return self._election is not None and self._election.leadership.may_have_lost
+
+    def _is_refused_as_former_master(self) -> bool:
+        """Whether a refusal of the name may mean no more than that: it was stopped, or etcd was away, and it is not told yet."""
+        return not self._is_slave and self._may_have_lost_lead()
 
     def _write_refusal(self) -> str:
         refusal = self._send.refusal or self._send.shortage

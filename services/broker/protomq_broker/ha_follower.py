@@ -42,6 +42,7 @@ from .store.errors import DiskFullError, StoreError
 from .store.files.disk import DISK_FULL_ERRNOS
 from .store.log.agreement import START, LogPoint, last_agreed
 from .store.log.epochs import RESTORED_EPOCHS
+from .store.timer.log_time import UnreadAnswers
 
 if TYPE_CHECKING:
     from protomq_ha.leadership_values import Follow
@@ -72,6 +73,9 @@ HEARTBEATS_UNTIL_SILENT: Final = 2
 """A silence of this many heartbeats makes a slave connect again. The old connection may have died without a word."""
 FETCHES: Final = 2
 """Fetches under way at a time. While the slave stores one answer, the next one travels."""
+
+_BEGIN: Final = 0
+"""In place of the id of the request that begins a session; no request has it."""
 
 _SERVICE: Final = ha.DESCRIPTOR.services_by_name["HaService"]
 _FETCH, _ACKNOWLEDGE, _COMPARE = (
@@ -198,7 +202,7 @@ class HaFollower:
         self._writer = writer
         self._log_time = log_time
         self._timed_session: FollowSession | None = None
-        """That in which the master has said its log time last."""
+        """That in which the master has said its log time last, in an answer that was read as it came."""
         self._confirmed_file = confirmed_file
         self._confirmed_due_ms = self._confirmed_noted = 0
         self._on_truncated = on_truncated
@@ -321,11 +325,12 @@ class HaFollower:
                 request.size_max_bytes = part_size.size_bytes
                 request.cluster = self._config.cluster
                 self._check_may_speak()
+                unread = UnreadAnswers(self._boottime_ms())
                 answer = client.ask(_FETCH, request.SerializeToString(), timeout_s, until_woken=True)
                 response, part = memory.read(answer.unwrap_octets())
                 if session.began(response, part):
                     try:
-                        self._fetch(client, session, memory, part_size)
+                        self._fetch(client, session, memory, part_size, unread)
                     finally:
                         self._note_confirmed()
                 elif response.status == ha.FETCH_STATUS_DIVERGED:
@@ -505,36 +510,42 @@ class HaFollower:
 
     # Fetching.
 
-    def _fetch(self, client: RemotingClient, session: FollowSession, memory: AnswerMemory, part_size: PartSize) -> None:
-        """Fetches until the master ends the session, or until `close`."""
+    def _fetch(
+        self, client: RemotingClient, session: FollowSession, memory: AnswerMemory, part_size: PartSize, unread: UnreadAnswers
+    ) -> None:
+        """Fetches until the master ends the session, or until `close`. `unread` was made before the session was asked for."""
+        unread.turn(self._boottime_ms(), (_BEGIN,))
         self._complaint = ""
         self._store.note_role_taken()
         log.info("following the master at %s from position %d", client.address, session.position)
-        self._note(session)
+        self._note(session, unread.unread_ms(_BEGIN))
         self._heard(session)
         self.on_following(client.address)
         hold_ms = self._config.ha.heartbeat_interval_ms
         timeout_s, silence_s = self._config.ha.timeout_ms / 1_000, self._silence_max_ms / 1_000
         under_way: set[int] = set()
         while not self._stopping.is_set():
+            # Before the next are asked for, since those are new.
+            unread.turn(self._boottime_ms(), under_way)
             while len(under_way) < FETCHES:
                 self._check_may_speak()
                 request = session.fetch_request(hold_ms)
                 request.size_max_bytes = part_size.size_bytes
                 under_way.add(client.start(_FETCH, request.SerializeToString(), timeout_s))
-            answer = self._wait(client, session, under_way, silence_s)
+            answer = self._wait(client, session, under_way, silence_s, unread)
             if answer is None:
                 if self._stopping.is_set():
                     return
                 self._check_may_speak()
                 raise TimeoutError(f"the master at {client.address} is silent")
-            under_way.remove(answer.request_id)
             response, part = memory.read(answer.unwrap_octets())
             part_size.note(part.size_bytes, answer.took_s)
             if not session.took(response, part):
                 return
             self._heard(session)
-            self._note(session)
+            unread.turn(self._boottime_ms(), under_way)
+            under_way.remove(answer.request_id)
+            self._note(session, unread.unread_ms(answer.request_id))
 
     @property
     def _silence_max_ms(self) -> int:
@@ -548,7 +559,9 @@ class HaFollower:
             silence_ms = max(silence_ms, config.etcd.member_timeout_ms)
         return min(silence_ms, config.ha.timeout_ms)
 
-    def _wait(self, client: RemotingClient, session: FollowSession, under_way: set[int], timeout_s: float) -> Answer | None:
+    def _wait(
+        self, client: RemotingClient, session: FollowSession, under_way: set[int], timeout_s: float, unread: UnreadAnswers
+    ) -> Answer | None:
         """Returns the next answer; None if nothing at all has come for `timeout_s`, or when woken.
 
         While an answer comes, neither side is silent. A link that has become slow may need long for a part that was asked for before.
@@ -557,6 +570,7 @@ class HaFollower:
         while quiet_s < timeout_s and not self._hurrying.is_set():
             wait_s = min(SIGN_INTERVAL_S, timeout_s - quiet_s)
             answer = client.wait(under_way, wait_s)
+            unread.turn(self._boottime_ms(), under_way)
             if answer is not None:
                 return answer
             # This may be the last of its master, and of this process.
@@ -575,13 +589,18 @@ class HaFollower:
             end = LogEnd(store.epoch, store.appended_position)
             self._leadership.heard(store.epochs.highest_epoch, end, has_caught_up=session.has_caught_up)
 
-    def _note(self, session: FollowSession) -> None:
-        """Updates the view after an answer of the master."""
+    def _boottime_ms(self) -> int:
+        return self._clock.monotonic_ms() if self._log_time is None else self._log_time.boottime_ms()
+
+    def _note(self, session: FollowSession, unread_ms: int = 0) -> None:
+        """Updates the view after an answer of the master. `unread_ms`: so long it may have lain unread; its log time is old then."""
         now_ms = self._clock.monotonic_ms()
         self.view = MasterView(self.view.address, session.end_position, now_ms, "")
         if self._log_time is not None and session.log_time_ms:
-            self._log_time.follow(session.log_time_ms, is_first=session is not self._timed_session)
-            self._timed_session = session
+            is_first = not unread_ms and session is not self._timed_session
+            self._log_time.follow(session.log_time_ms, is_first=is_first, unread_ms=unread_ms)
+            if is_first:
+                self._timed_session = session
         # The first ones are written at once, that of the head and that of the first append behind it: a slave that knows of none drops
         # its log for any master.
         confirmed = self._store.positions.confirmed

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 from .store.timer.log_time import OFF_MIN_MS, HeardTime, LogClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from protomq_runtime.clock import Clock
 
     from .log_time_file import LogTimeFile
@@ -25,12 +27,17 @@ COMPLAINT_INTERVAL_MS: Final = 60_000
 class LogTime:
     """Any thread."""
 
-    def __init__(self, clock: Clock, floor_ms: int, file: LogTimeFile | None = None) -> None:
-        """`floor_ms`: the latest log time that the log contains. `file`: keeps log time for the next start; None: nothing does."""
+    def __init__(
+        self, clock: Clock, floor_ms: int, file: LogTimeFile | None = None, boottime_ms: Callable[[], int] | None = None
+    ) -> None:
+        """`floor_ms`: the latest log time that the log contains. `file`: keeps log time for the next start; None: nothing does.
+        `boottime_ms`: the clock with which it advances, also while the machine sleeps; None: the monotonic one.
+        """
         self._clock = clock
+        self.boottime_ms = boottime_ms or clock.monotonic_ms
         self._file = file
         kept = None if file is None else file.load()
-        wall_ms, monotonic_ms = clock.now_ms(), clock.monotonic_ms()
+        wall_ms, monotonic_ms = clock.now_ms(), self.boottime_ms()
         self._log_clock = LogClock(wall_ms, monotonic_ms, floor_ms, None if kept is None else kept.log)
         self._own_clock = LogClock(wall_ms, monotonic_ms, floor_ms, None if kept is None else kept.own)
         self._heard = HeardTime()
@@ -45,7 +52,7 @@ class LogTime:
         off.
         """
         with self._lock:
-            now_ms = self._log_clock.now_ms(self._clock.now_ms(), self._clock.monotonic_ms())
+            now_ms = self._log_clock.now_ms(self._clock.now_ms(), self.boottime_ms())
             is_off, offset_ms = self._log_clock.is_off, self._log_clock.offset_ms
             if is_off == self._is_off:
                 return now_ms
@@ -62,20 +69,20 @@ class LogTime:
     def own_ms(self) -> int:
         """Returns the own time, never less than before, over restarts and changes of the master, too."""
         with self._lock:
-            return self._own_clock.now_ms(self._clock.now_ms(), self._clock.monotonic_ms())
+            return self._own_clock.now_ms(self._clock.now_ms(), self.boottime_ms())
 
-    def follow(self, log_time_ms: int, *, is_first: bool = False) -> None:
+    def follow(self, log_time_ms: int, *, is_first: bool = False, unread_ms: int = 0) -> None:
         """Notes what the master that is followed has said. `is_first`: in a session. What was said before counts no more then: a master
-        that was started on another boot may have set log time back.
+        that was started on another boot may have set log time back. `unread_ms`: see `HeardTime`.
 
         If log time is another one by that, it is kept at once. The store may be opened again, to lead, before it is kept the next time.
         """
         with self._lock:
             if is_first:
                 self._heard = HeardTime()
-            wall_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+            wall_ms, monotonic_ms = self._clock.now_ms(), self.boottime_ms()
             before_ms = self._log_clock.now_ms(wall_ms, monotonic_ms)
-            now_ms = self._heard.heard(log_time_ms, monotonic_ms)
+            now_ms = self._heard.heard(log_time_ms, monotonic_ms, unread_ms)
             self._log_clock.go_on_from(now_ms, wall_ms, monotonic_ms)
         if abs(now_ms - before_ms) >= OFF_MIN_MS:
             self.save()

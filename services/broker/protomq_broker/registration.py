@@ -118,11 +118,13 @@ class BrokerRegistration:
         client_id: str = "",
         on_name_refusal: Callable[[ServiceError | None], None] = lambda refusal: None,
         on_routes_changed: Callable[[Collection[str] | None], None] = lambda topics: None,
+        may_have_lost_lead: Callable[[], bool] = lambda: False,
     ) -> None:
         """`broker` holds the advertised addresses, the incarnation and the store's id.
 
         The registration's threads call `topics`, and call `on_name_refusal` at each change of `name_refusal`. They call
-        `on_routes_changed` with topics of the broker whose routes other brokers have changed; None: it may be any.
+        `on_routes_changed` with topics of the broker whose routes other brokers have changed; None: it may be any. They ask
+        `may_have_lost_lead` when the name is refused: whether that may be since another member leads.
         """
         self._on_name_refusal = on_name_refusal
         self._told_refusal: ServiceError | None = None
@@ -136,6 +138,7 @@ class BrokerRegistration:
             or f"{socket.gethostname()}@{os.getpid()} broker {broker.broker_name}",
             on_verdict=self._note_verdict,
             on_routes_changed=on_routes_changed,
+            may_have_lost_lead=may_have_lost_lead,
         )
         self._topics = topics
         self._announced = threading.Condition()
@@ -254,6 +257,7 @@ class _SessionConfig:
     client_id: str
     on_verdict: Callable[[], None]
     on_routes_changed: Callable[[Collection[str] | None], None]
+    may_have_lost_lead: Callable[[], bool]
 
 
 def _retry_pause_s(retry: tenacity.RetryCallState) -> float:
@@ -461,6 +465,10 @@ class _Session(threading.Thread):
             # The text of the error says how long the other broker may still be waited for. It changes each time although the problem is the
             # same.
             level, complaint, text = logging.ERROR, error.reason, error.message
+            if self._config.may_have_lost_lead():
+                # Etcd will say so. To stop the other one, as the refusal advises, would be wrong.
+                level, complaint = logging.WARNING, "lead"
+                text = f"it does not take {self._config.broker.broker_name} from this broker, since another one may lead by now"
             self._judge(error)
             if at_start:
                 self._last_complaint = complaint  # The broker that starts ends with it, and says it then.

@@ -27,6 +27,7 @@ from protomq_broker.slave_gate import not_master
 from protomq_broker.store.log.epochs import RESTORED_EPOCHS
 from protomq_broker.store.start.truncation import TRUNCATION_NAME
 from protomq_broker.store.store import Store
+from protomq_broker.store.timer.log_time import UnreadAnswers
 from protomq_broker.testing.simdisk import SimDisk
 from protomq_ha.intake import LogPart
 from protomq_ha.leadership_values import Follow
@@ -754,10 +755,116 @@ def test_a_master_is_silent_when_nothing_comes_and_hears_of_the_slave_while_some
     begins = ha.FetchResponse(status=ha.FETCH_STATUS_OK, session=7, position=end, segment_size_bytes=slave.config.segment_size_bytes)
     assert session.began(begins, LogPart(memoryview(b"")))
     with pytest.raises(TimeoutError, match="is silent"):
-        follower._fetch(line, session, AnswerMemory(), PartSize(1 << 20))  # type: ignore[arg-type]
+        follower._fetch(line, session, AnswerMemory(), PartSize(1 << 20), UnreadAnswers(NOW_MS))  # type: ignore[arg-type]
     assert [(each.session, each.written_position) for each in line.told] == [(7, end)] * pieces
     silence_s = (line.waits - pieces) * ha_follower.SIGN_INTERVAL_S
     assert silence_s == (3 if is_elected else 10)
+
+
+class _StoppedClock(ManualClock):
+    """That of a machine that may sleep: only its monotonic clock stands still then."""
+
+    slept_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return self.time_ms - self.slept_ms
+
+
+class _StoppedLine:
+    """A connection to a master that answers each fetch after a second. It ends behind the answers that are there behind a stop.
+
+    The slave has two fetches under way when it is stopped, which may be while it waits, or while it stores an answer.
+    """
+
+    address = Address("master", 1)
+    received_count = 0
+
+    def __init__(self, clock: _StoppedClock, stop_ms: int, *, sleeps: bool, late_answers: int, behind_ms: int = 0) -> None:
+        """`late_answers`: how many of the two come after all. `behind_ms`: the master's log time goes back by so much meanwhile."""
+        self.clock, self.stop_ms, self.sleeps, self.late_answers, self.behind_ms = clock, stop_ms, sleeps, late_answers, behind_ms
+        self.asked: dict[int, int] = {}
+        self.answered = self.behind = 0
+
+    def start(self, method_id: int, payload: bytes, timeout_s: float) -> int:
+        request_id = len(self.asked) + 1
+        self.asked[request_id] = self.clock.time_ms
+        return request_id
+
+    def stop(self) -> None:
+        self.clock.time_ms += self.stop_ms
+        if self.sleeps:
+            self.clock.slept_ms += self.stop_ms
+
+    def wait(self, request_ids: set[int], timeout_s: float) -> Answer | None:
+        request_id = min(request_ids)
+        if self.answered == 20:
+            if not self.behind:
+                self.stop()
+            if self.behind == self.late_answers:
+                raise ConnectionResetError
+            self.behind += 1
+        else:
+            self.answered += 1
+            self.clock.time_ms += 500
+        # Both that were under way when it was stopped were answered soon after that.
+        is_old = self.answered == 20 and self.behind and self.behind <= ha_follower.FETCHES
+        said_ms = self.clock.time_ms - (self.stop_ms if is_old else self.behind_ms if self.behind else 0)
+        answer = ha.FetchResponse(status=ha.FETCH_STATUS_OK, session=7, log_time_ms=said_ms)
+        return Answer(request_id, 0, answer.SerializeToString())
+
+
+def log_time_behind_a_stop(stop_ms: int, *, sleeps: bool, late_answers: int, behind_ms: int = 0) -> int:
+    """How far the log time of a slave is ahead of the right one behind a stop, and its master's death."""
+    slave = slave_of(with_messages(1))
+    follower, session, clock = follower_of(slave), FollowSession(slave, lambda function: function()), _StoppedClock(NOW_MS)
+    follower._clock = clock
+    # Its wall clock is an hour behind: log time would follow that, if it were not for the master.
+    own = SimpleNamespace(now_ms=lambda: clock.time_ms - HOUR_MS, monotonic_ms=clock.monotonic_ms)
+    log_time = follower._log_time = LogTime(own, 0, None, clock.now_ms)
+    end = slave.appended_position
+    begins = ha.FetchResponse(
+        status=ha.FETCH_STATUS_OK, session=7, position=end, segment_size_bytes=slave.config.segment_size_bytes, log_time_ms=NOW_MS,
+    )  # fmt: skip
+    assert session.began(begins, LogPart(memoryview(b"")))
+    line = _StoppedLine(clock, stop_ms, sleeps=sleeps, late_answers=late_answers, behind_ms=behind_ms)
+    with pytest.raises(ConnectionResetError):
+        follower._fetch(line, session, AnswerMemory(), PartSize(1 << 20), UnreadAnswers(NOW_MS))  # type: ignore[arg-type]
+    return log_time.now_ms() - clock.time_ms
+
+
+@pytest.mark.parametrize("late_answers", [1, 2])
+@pytest.mark.parametrize("sleeps", [False, True])
+@pytest.mark.parametrize("stop_ms", [3_000, 12_000, HOUR_MS])
+def test_a_slave_that_stood_still_goes_on_with_the_log_time_it_knew_and_not_with_an_answer_that_lay_unread(
+    stop_ms: int, sleeps: bool, late_answers: int
+) -> None:
+    """Its master dies meanwhile, and it leads: what is due must not be late by as much as it was stopped."""
+    assert log_time_behind_a_stop(stop_ms, sleeps=sleeps, late_answers=late_answers) == 0
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_slave_that_stood_still_does_go_by_what_its_master_says_behind_that(sleeps: bool) -> None:
+    behind_ms = 30_000
+    assert log_time_behind_a_stop(HOUR_MS, sleeps=sleeps, late_answers=3, behind_ms=behind_ms) == -behind_ms
+
+
+@pytest.mark.parametrize("stop_ms", [12_000, HOUR_MS])
+def test_what_a_master_says_first_in_a_session_may_have_lain_unread_too(stop_ms: int) -> None:
+    slave = slave_of(with_messages(1))
+    follower, clock = follower_of(slave), ManualClock(NOW_MS)
+    follower._log_time = LogTime(clock, 0)
+    for _ in range(2):
+        session = FollowSession(slave, lambda function: function())
+        for unread_ms, behind_ms in ((0, 0), (stop_ms, 0), (0, HOUR_MS)):
+            clock.time_ms += stop_ms
+            session.log_time_ms = clock.time_ms - unread_ms - behind_ms
+            follower._note(session, unread_ms)
+            assert follower._log_time.now_ms() == clock.time_ms - behind_ms
+        # This one knows that the master has set its log time back, however long its answer has lain there.
+        session = FollowSession(slave, lambda function: function())
+        session.log_time_ms = clock.time_ms - 20 * HOUR_MS
+        follower._note(session, stop_ms)
+        assert follower._log_time.now_ms() == clock.time_ms - 20 * HOUR_MS
 
 
 @pytest.mark.parametrize("lasts_ms", [0, 5_000])

@@ -201,6 +201,7 @@ def registering(
     heartbeat_interval_ms: int = 30_000,
     on_name_refusal: Callable[[ServiceError | None], None] = lambda refusal: None,
     on_routes_changed: Callable[[Collection[str] | None], None] = lambda topics: None,
+    may_have_lost_lead: Callable[[], bool] = lambda: False,
 ) -> Iterator[BrokerRegistration]:
     subject = BrokerRegistration(
         BROKER,
@@ -210,6 +211,7 @@ def registering(
         heartbeat_interval_ms=heartbeat_interval_ms,
         on_name_refusal=on_name_refusal,
         on_routes_changed=on_routes_changed,
+        may_have_lost_lead=may_have_lost_lead,
     )
     subject.start()
     try:
@@ -438,6 +440,25 @@ def test_who_is_refused_everywhere_is_told_and_told_again_when_it_has_the_name()
         assert told.get(timeout=PATIENCE_S) is None
         assert subject.wait_registered(PATIENCE_S)
         assert subject.name_refusal() is None
+
+
+def test_a_master_that_may_have_lost_the_lead_is_not_advised_to_stop_the_one_that_has_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    """As one that was stopped, and has not heard of the next one yet. Where it does lead, the advice is right."""
+    server, told, lost = FakeNameServer(), queue.Queue[ServiceError | None](), [True]
+    with registering(server, on_name_refusal=told.put, may_have_lost_lead=lambda: lost[0]) as subject:
+        assert subject.wait_registered(PATIENCE_S)
+        caplog.clear()
+        server.taken = name_taken()
+        server.connections[-1].end_hold(ConnectionResetError("lost"))
+        assert told.get(timeout=PATIENCE_S) is server.taken
+        server.wait_for("connect", 3)
+        records = [record for record in caplog.records if "another" in record.getMessage()]
+        assert [record.levelname for record in records] == ["WARNING"]
+        assert "it does not take b from this broker, since another one may lead by now" in caplog.text
+        assert "another one has it" not in caplog.text
+        lost[0] = False
+        server.wait_for("connect", 2)
+        assert [record.levelname for record in caplog.records if "another one has it" in record.getMessage()] == ["ERROR"]
 
 
 def test_one_name_server_that_accepts_is_enough_to_own_the_name() -> None:

@@ -16,9 +16,11 @@ from protomq_broker.store.timer.log_time import (
     HEARD_FOR_MS,
     SLEW_RATIO,
     UNEQUAL_MIN_MS,
+    UNREAD_MIN_MS,
     HeardTime,
     KeptTime,
     LogClock,
+    UnreadAnswers,
 )
 from protomq_broker.testing.simdisk import Fault, SimDisk
 
@@ -150,6 +152,61 @@ def test_what_a_master_said_before_a_long_silence_does_not_count() -> None:
     heard.heard(1_000_000, 0)
     behind_ms = int(HOUR_MS * SLEW_RATIO)
     assert heard.heard(1_000_000 + HOUR_MS - behind_ms, HOUR_MS) == 1_000_000 + HOUR_MS - behind_ms
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 700), st.integers(0, 2 * HOUR_MS)), min_size=1, max_size=30),
+    st.integers(-HOUR_MS, HOUR_MS),
+)
+def test_what_may_have_lain_unread_says_nothing_of_the_time_that_it_lay(said: list[tuple[int, int, int]], wall_ms: int) -> None:
+    """`said`: (pause before the master says it, time on its way, how long the slave stood still before it read it)."""
+    right_ms, step_max_ms = 1_700_000_000_000, 3_700
+    master, heard = LogClock(right_ms, 0), HeardTime()
+    now_ms = certain_ms = 0
+    known: tuple[int, int] | None = None
+    for pause_ms, way_ms, unread_ms in said:
+        now_ms += pause_ms
+        told_ms = master.now_ms(right_ms + now_ms + wall_ms, now_ms)
+        now_ms += way_ms + unread_ms
+        heard_ms = heard.heard(told_ms, now_ms, unread_ms and unread_ms + way_ms)
+        assert heard_ms >= told_ms
+        if known is not None and unread_ms:
+            # But where the answer shows that the master's log time is slower, or that it is another one: it cannot be that late.
+            went_on_ms = known[0] + now_ms - known[1]
+            assert heard_ms >= went_on_ms or went_on_ms - told_ms > (unread_ms + way_ms) * (1 + SLEW_RATIO)
+        # Its log time may be slower than this clock, since the last answer that was read as it came.
+        if not unread_ms:
+            certain_ms = now_ms
+        ahead_ms = heard_ms - master.now_ms(right_ms + now_ms + wall_ms, now_ms)
+        assert ahead_ms <= (now_ms - certain_ms + 2 * HEARD_FOR_MS + step_max_ms) * SLEW_RATIO + 2
+        known = heard_ms, now_ms
+
+
+def test_a_master_that_has_set_its_log_time_back_is_followed_at_once_whatever_lay_unread() -> None:
+    heard = HeardTime()
+    for monotonic_ms in range(0, 20_000, 500):
+        heard.heard(HOUR_MS + monotonic_ms, monotonic_ms)
+    assert heard.heard(1_000_000, 40_000, 20_000) == 1_000_000
+    assert heard.heard(1_000_500, 40_500) == 1_000_500
+
+
+def test_which_answers_may_have_lain_unread() -> None:
+    unread = UnreadAnswers(100)
+    unread.turn(100 + UNREAD_MIN_MS - 1, {1, 2})
+    assert unread.unread_ms(1) == unread.unread_ms(2) == 0
+    unread.turn(12_000, {1, 2})
+    stood_still_ms = 12_000 - (100 + UNREAD_MIN_MS - 1)
+    assert unread.unread_ms(1) == unread.unread_ms(2) == stood_still_ms
+    # The second one is read 30 ms later, the third one was asked for behind that.
+    unread.turn(12_030, {2, 3})
+    assert unread.unread_ms(2) == stood_still_ms + 30
+    assert unread.unread_ms(3) == 0
+    # It stands still again: the second one may be as old as before, and the third one is not older than that.
+    unread.turn(20_000, {2, 3})
+    assert unread.unread_ms(2) == unread.unread_ms(3) == stood_still_ms + 8_000
+    unread.turn(30_000, {4})
+    assert unread.unread_ms(4) == 10_000
+    assert unread.unread_ms(5) == 0
 
 
 class Machine:

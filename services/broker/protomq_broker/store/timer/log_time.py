@@ -1,6 +1,8 @@
 """Log time: the clock by which delayed messages fall due. It never goes back, and never jumps.
 
-    log time   advances with the monotonic clock, a little faster or slower while the wall clock says something else
+    log time   advances with CLOCK_BOOTTIME, a little faster or slower while the wall clock says something else
+
+That clock is monotonic, and counts while the machine sleeps. Where there is none, the monotonic clock is taken in its place.
 
 Rules:
 - A step of the wall clock, forward or back, is followed at SLEW_RATIO: one second off is made good in ten. So a clock that somebody sets an
@@ -16,15 +18,20 @@ Rules:
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 SLEW_RATIO: Final = 0.1
-"""Milliseconds that log time gains or loses on the monotonic clock, for each one that passes."""
+"""Milliseconds that log time gains or loses on that clock, for each one that passes."""
 UNEQUAL_MIN_MS: Final = 2
 OFF_MIN_MS: Final = 1_000
 """NTP keeps a clock within milliseconds; a second is a fault that somebody should hear of."""
 HEARD_FOR_MS: Final = 5_000
 """How long what a master has said counts, at least; twice as long at most."""
+UNREAD_MIN_MS: Final = 1_000
+"""A reader of answers that has stood still for less has read them as they came. It turns twice as often."""
 NEVER_MS: Final = -(1 << 62)
 
 
@@ -46,20 +53,53 @@ class HeardTime:
 
     What it says is late by its way, and by what is stored before it is looked at. So the latest that follows from what was said in some
     seconds counts. No longer: the master's log time may be slower than the monotonic clock.
+
+    What may have lain unread while this process stood still says only that it is not earlier now. What was heard before goes on with the
+    monotonic clock then, until the next answer. Only if it is farther ahead than the answer can be late, the master has set it back.
     """
 
     def __init__(self) -> None:
         self._apart_ms = self._apart_before_ms = self._since_ms = NEVER_MS
 
-    def heard(self, log_time_ms: int, monotonic_ms: int) -> int:
-        """Notes what the master has said, and returns its log time now."""
+    def heard(self, log_time_ms: int, monotonic_ms: int, unread_ms: int = 0) -> int:
+        """Notes what the master has said, and returns its log time now. `unread_ms`: so long it may have lain unread."""
         apart_ms = log_time_ms - monotonic_ms
+        if unread_ms:
+            known_ms = max(self._apart_ms, self._apart_before_ms)
+            ahead_max_ms = unread_ms * (1 + SLEW_RATIO) + 2 * HEARD_FOR_MS * SLEW_RATIO
+            if known_ms - apart_ms <= ahead_max_ms and known_ms > NEVER_MS:
+                self._apart_ms = max(self._apart_ms, apart_ms)
+                return monotonic_ms + max(known_ms, apart_ms)
+            self._since_ms = NEVER_MS
         passed_ms = monotonic_ms - self._since_ms
         if passed_ms >= HEARD_FOR_MS:
             self._apart_before_ms = self._apart_ms if passed_ms < 2 * HEARD_FOR_MS else NEVER_MS
             self._apart_ms, self._since_ms = apart_ms, monotonic_ms
         self._apart_ms = max(self._apart_ms, apart_ms)
         return monotonic_ms + max(self._apart_ms, self._apart_before_ms)
+
+
+class UnreadAnswers:
+    """Which answers may have lain unread, since their reader stood still: its process or machine was stopped, or a disk was slow.
+
+    Pure. One thread. An answer that was asked for after that is a new one.
+    """
+
+    def __init__(self, now_ms: int) -> None:
+        self._turned_ms = self._since_ms = now_ms
+        self._request_ids: frozenset[int] = frozenset()
+
+    def turn(self, now_ms: int, under_way: Collection[int]) -> None:
+        """The reader runs at this moment. `under_way`: the requests whose answers are not read yet."""
+        if now_ms - self._turned_ms >= UNREAD_MIN_MS:
+            if self._request_ids.isdisjoint(under_way):
+                self._since_ms = self._turned_ms
+            self._request_ids = frozenset(under_way)
+        self._turned_ms = now_ms
+
+    def unread_ms(self, request_id: int) -> int:
+        """How long the answer to that request may have lain unread, as of the last turn; 0: it was read as it came."""
+        return self._turned_ms - self._since_ms if request_id in self._request_ids else 0
 
 
 class LogClock:
@@ -96,5 +136,5 @@ class LogClock:
 
     @property
     def is_off(self) -> bool:
-        """Whether the wall clock is more than a second away: somebody has set it, or the machine slept."""
+        """Whether the wall clock is more than a second away: somebody has set it."""
         return abs(self.offset_ms) > OFF_MIN_MS
