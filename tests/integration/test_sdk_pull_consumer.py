@@ -885,6 +885,27 @@ async def test_a_scheduled_pull_of_coroutines_says_by_its_end_what_is_done(
         await source.poll(0)
 
 
+async def test_a_close_right_behind_the_end_of_a_scheduled_pull_of_coroutines_commits_it(server: FakeServer) -> None:
+    """The task of `run_scheduled` has ended before the one that closes looks for it."""
+    server.append("t", 0, [b"%d" % number for number in range(3)])
+    source = AsyncPullConsumer("g", namesrv=server.address)
+    await source.assign([Q0])
+    begun, end = asyncio.Event(), asyncio.Event()
+
+    async def pull(_: MessageQueue, messages: Sequence[Message]) -> int:
+        assert len(messages) == 3
+        begun.set()
+        await end.wait()
+        return 0
+
+    running = asyncio.create_task(source.run_scheduled(pull))
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
+    end.set()
+    await source.close()
+    await running
+    assert server.committed.get(("g", "t", 0), 0) == 3
+
+
 def test_a_close_waits_for_a_scheduled_pull_within_the_request_time_out(server: FakeServer) -> None:
     server.append("t", 0, [b"0"])
     source = consumer(server, request_timeout_s=0.3)
