@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -929,6 +930,14 @@ def test_a_close_waits_for_a_scheduled_pull_within_the_request_time_out(server: 
     assert not puller.is_alive()
 
 
+def polled(way: str, loops: list[Any], source: PullConsumer) -> object:
+    """Polls, or begins a loop, which is noted in `loops`."""
+    if way == "poll":
+        return source.poll(PATIENCE_S, max_messages=3)
+    loops.append(iter(source))
+    return next(loops[-1])
+
+
 class Watching(Hook):
     """Is called around each `poll`."""
 
@@ -950,13 +959,7 @@ def test_a_poll_that_is_interrupted_anywhere_loses_nothing(server: FakeServer, h
             assert len(source.poll(PATIENCE_S, max_messages=3)) == 3
             return source
 
-        def work(source: PullConsumer) -> object:
-            if way == "poll":
-                return source.poll(PATIENCE_S, max_messages=3)
-            loops.append(iter(source))
-            return next(loops[-1])
-
-        for place, source in interrupted_everywhere(made, work):
+        for place, source in interrupted_everywhere(made, partial(polled, way, loops)):
             found = [message.queue_offset for message in source.poll(PATIENCE_S, max_messages=7)]
             if found[:1] != [3]:
                 losses.append((place, found))
@@ -984,13 +987,7 @@ def test_a_signals_handler_that_closes_the_consumer_anywhere_in_a_poll_and_exits
             assert len(source.poll(PATIENCE_S, max_messages=3)) == 3
             return source
 
-        def work(source: PullConsumer) -> object:
-            if way == "poll":
-                return source.poll(PATIENCE_S, max_messages=3)
-            loops.append(iter(source))
-            return next(loops[-1])
-
-        for place, _ in interrupted_everywhere(made, work, SystemExit, PullConsumer.close):
+        for place, _ in interrupted_everywhere(made, partial(polled, way, loops), SystemExit, PullConsumer.close):
             end = server.committed.get(("g", "t", 0), 0)
             ends.add(end)
             if end > 3:

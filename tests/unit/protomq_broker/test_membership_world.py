@@ -250,13 +250,19 @@ def test_a_connection_that_breaks_costs_no_member_with_locks_a_queue(broken: lis
     assert not any(broker.service._awaited for broker in world.brokers.values())
 
 
-def test_the_queues_of_a_member_with_locks_that_does_not_come_back_are_others_once_its_locks_wait_no_longer() -> None:
+def one_cut_off() -> tuple[World, MemberNode, MemberNode, list[tuple[str, bool]]]:
+    """(a world, a member with locks whose connection has just broken, another one, who is told to be gone: whether it may be back)"""
     world = World(BrokerNode("a", 4), locks_queues=True)
     first, second = world.join("m1"), world.join("m2")
     world.run(1_000)
     gone: list[tuple[str, bool]] = []
     world.brokers["a"].service.listen_for_gone(lambda group, client_id, nonce, may_return: gone.append((client_id, may_return)))
     first.lose_connections()
+    return world, first, second, gone
+
+
+def test_the_queues_of_a_member_with_locks_that_does_not_come_back_are_others_once_its_locks_wait_no_longer() -> None:
+    world, first, second, gone = one_cut_off()
     world.run(200)
     world.crash(first)  # It had just come back.
     world.run(int(BACK_MS) - 20)
@@ -266,12 +272,7 @@ def test_the_queues_of_a_member_with_locks_that_does_not_come_back_are_others_on
 
 
 def test_the_queues_of_a_member_with_locks_that_leaves_while_its_connection_is_broken_are_others_at_once() -> None:
-    world = World(BrokerNode("a", 4), locks_queues=True)
-    first, second = world.join("m1"), world.join("m2")
-    world.run(1_000)
-    gone: list[tuple[str, bool]] = []
-    world.brokers["a"].service.listen_for_gone(lambda group, client_id, nonce, may_return: gone.append((client_id, may_return)))
-    first.lose_connections()
+    world, first, second, gone = one_cut_off()
     world.leave(first)
     world.run(100)
     assert len(second.queues) == 4
